@@ -117,10 +117,12 @@ class _Words(Shards):
         *arguments: str | bytes | int,
         run_id: str = "",
         tenant: str = "",
+        more_keys: Sequence[str] = (),
         is_repeatable: bool = True,
     ) -> RedisRequest:
         script = script_of(name)
         keys = self.keys.all_of(script.key_names, shard, run_id=run_id, tenant=tenant)
+        keys += more_keys
         words = ("EVALSHA", script.sha, len(keys), *keys, *arguments)
         return RedisRequest(self.keys.slots[shard], cast("bytes", words), script, is_repeatable)
 

@@ -7,12 +7,34 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
 
-from stanchion.core.admission import Admitted, Full, Replayed, Verdict
+import pytest
+from msgspec.structs import replace
+
+from stanchion.core.admission import (
+    Admitted,
+    Full,
+    Mismatch,
+    Queued,
+    QueueFull,
+    RateExceeded,
+    Replayed,
+    StaleDefinition,
+    TooLate,
+    Verdict,
+)
+from stanchion.core.budget import BudgetLimit, BudgetWindow, OverBudget
 from stanchion.core.events import CancelRequested
-from stanchion.core.model import RunStatus, TenantId
+from stanchion.core.model import Instant, RunId, RunStatus, TenantId, WorkflowId
+from stanchion.core.queue import OnFull, QueueRequest
 from stanchion.core.run import decide_all
+from stanchion.core.schedule import TickMark
+from stanchion.ports.errors import BackendTimeout
 from stanchion.ports.records import (
+    ADMISSIONS_MAX,
     Accepted,
     Admission,
     CommitConflict,
@@ -147,3 +169,149 @@ async def test_jobs_that_become_ready_and_workers_that_ask_meet_once(store: Stor
     taken = [each.job.id for some in leased for each in some]
     assert len(taken) == len(set(taken)) == 6
     assert await store.ready_topics() == {}
+
+
+# ── Several runs in one call ─────────────────────────────────────────────────────────────────────
+
+
+async def _admit_many(store: Store, *wanted: Admission) -> tuple[Verdict, ...]:
+    return await store.admit_many(wanted, within_ms=WITHIN_MS)
+
+
+async def _standing(store: Store, tenant: TenantId) -> tuple[object, ...]:
+    """What admissions leave behind."""
+    page = await store.list_runs(tenant)
+    feed = await store.feed(tenant, after=None)
+    return (
+        await store.active_runs(tenant),
+        await store.queued_runs(tenant),
+        sorted((run.status, [*run.labels]) for run in page.items),
+        [[line.what for line in entry.entries] for entry in feed],
+        await store.budgets(tenant),
+    )
+
+
+def _told(verdicts: Iterable[Verdict], runs: Sequence[RunId]) -> list[object]:
+    """The verdicts with the number of the run in place of its id, which differs by tenant."""
+
+    def told(verdict: Verdict) -> object:
+        match verdict:
+            case Admitted(run_id) | Replayed(run_id):
+                return type(verdict), runs.index(run_id)
+            case Queued(run_id, position):
+                return Queued, runs.index(run_id), position
+            case _:
+                return verdict
+
+    return [told(each) for each in verdicts]
+
+
+def _mixed(now: Instant, tenant: TenantId) -> list[Admission]:
+    """One run of each kind that a verdict can be about, in an order that matters."""
+
+    def one(key: str, *, say: str = "hello", **others: Any) -> Admission:  # noqa: ANN401 - of builders
+        budget = others.pop("budget", {"tokens": 1})
+        others.setdefault("queue", QueueRequest())
+        made = admission(now, tenant=tenant, run_input={"say": say}, key=key, **others)
+        return replace(made, budget=budget)
+
+    tick = replace(one("t"), tick=TickMark("nightly", 1, Instant(7)))
+    return [
+        one("a", labels={"team": "red"}),
+        one("b", definitions={WorkflowId("other"): 3}),
+        one("a"),
+        one("a", say="good-bye"),
+        one("c", budget={"tokens": 1_000}),
+        one("c"),
+        one("d", queue=QueueRequest(on_full=OnFull.REJECT)),
+        one("e", queue=QueueRequest(priority=2)),
+        one("e", queue=QueueRequest(priority=2)),
+        one("f", queue=QueueRequest(priority=8)),
+        one("g"),
+        one("h", holds_slot=False, is_rate_limited=True, queue=None),
+        one("i", holds_slot=False, is_rate_limited=True, queue=None),
+        one("a"),
+        tick,
+        replace(one("u"), tick=TickMark("nightly", 1, Instant(7))),
+    ]
+
+
+@pytest.mark.parametrize("on_full", OnFull)
+async def test_runs_of_one_call_are_judged_as_if_one_had_come_after_the_other(
+    store: Store, on_full: OnFull
+) -> None:
+    told, standing = [], []
+    for tenant in (ACME, TenantId("globex")):
+        budget = {"tokens": BudgetLimit(9, BudgetWindow.TOTAL)}
+        config = Tenant(
+            max_concurrent_runs=2,
+            on_full=on_full,
+            queue_max=2,
+            budgets=budget,
+            job_rate_per_s=0.001,
+        )
+        await store.put_tenant(tenant, config)
+        wanted = _mixed(await store.now(), tenant)
+        if tenant == ACME:
+            verdicts = [await store.admit(each, within_ms=WITHIN_MS) for each in wanted]
+        else:
+            verdicts = [*await _admit_many(store, *wanted)]
+        told.append(_told(verdicts, [each.run.id for each in wanted]))
+        standing.append(await _standing(store, tenant))
+    assert told[0] == told[1]
+    assert standing[0] == standing[1]
+    kinds = {each[0] if isinstance(each, tuple) else type(each) for each in told[0]}
+    queue = {Queued, QueueFull} if on_full is OnFull.QUEUE else set()
+    assert kinds == {
+        *(Admitted, Replayed, Mismatch, StaleDefinition, OverBudget, Full, RateExceeded),
+        *queue,
+    }
+
+
+async def test_a_call_that_is_repeated_admits_its_runs_once(store: Store) -> None:
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=3))
+    now = await store.now()
+    wanted = [admission(now, key=f"k{number}") for number in range(5)]
+    first = await _admit_many(store, *wanted)
+    assert [*map(type, first)] == [Admitted] * 3 + [Full] * 2
+    assert await _admit_many(store, *wanted) == first
+    later = await _admit_many(store, admission(now), *wanted)
+    assert later == (Full(3, 3), *first)
+    assert await store.ready_topics() == {TOPIC: 3}
+
+
+async def test_a_call_that_comes_too_late_admits_none_of_its_runs(store: Store) -> None:
+    now = await store.now()
+    known = admission(now)
+    await store.admit(known, within_ms=WITHIN_MS)
+    late = [admission(now), known, admission(now)]
+    with suppress(BackendTimeout):  # an adapter may say at once that there is no time left
+        verdicts = await store.admit_many(late, within_ms=-1_000)
+        assert verdicts == (TooLate(), Admitted(known.run.id), TooLate())
+    assert await store.active_runs(ACME) == 1
+
+
+async def test_a_call_may_have_no_runs_and_as_many_as_the_port_says(store: Store) -> None:
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=ADMISSIONS_MAX - 1))
+    now = await store.now()
+    assert await _admit_many(store) == ()
+    wanted = [admission(now, TWO_JOBS, key=f"k{number}") for number in range(ADMISSIONS_MAX)]
+    verdicts = await _admit_many(store, *wanted)
+    cap = ADMISSIONS_MAX - 1
+    assert verdicts == (*(Admitted(each.run.id) for each in wanted[:-1]), Full(cap, cap))
+    for each in wanted[:-1]:
+        found = await loaded(store, each.run.id)
+        assert (found.run, found.inbox) == (each.run, ())
+    assert {run.id for run in (await store.list_runs(ACME, limit=1_000)).items} == {
+        each.run.id for each in wanted[:-1]
+    }
+
+
+async def test_calls_that_come_together_share_keys_and_slots(store: Store) -> None:
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=7))
+    now = await store.now()
+    calls = [[admission(now, key=f"k{number}") for number in range(10)] for _ in range(4)]
+    answers = await asyncio.gather(*(_admit_many(store, *each) for each in calls))
+    verdicts = [verdict for answer in answers for verdict in answer]
+    assert Counter(map(type, verdicts)) == {Admitted: 7, Replayed: 21, Full: 12}
+    assert await store.active_runs(ACME) == 7

@@ -311,6 +311,21 @@ class _KeyLater(SimStore):
         return verdict
 
 
+class _BatchReadOnce(SimStore):
+    """All rows of a batch are judged by the keys that were known before the first."""
+
+    async def admit_many(
+        self, admissions: Sequence[Admission], *, within_ms: int
+    ) -> tuple[Verdict, ...]:
+        keys = self._state.account(admissions[0].run.tenant).keys
+        known, verdicts, bound = {*keys}, list[Verdict](), dict[str, Any]()
+        for each in admissions:
+            bound |= {key: keys.pop(key) for key in [*keys] if key not in known}
+            verdicts.append(await self.admit(each, within_ms=within_ms))
+        keys |= bound
+        return tuple(verdicts)
+
+
 class _NoKeysChecked(SimStore):
     """Starts of a full tenant are checked without a look at their keys."""
 
@@ -851,6 +866,11 @@ ALL: Final = (
         name="receipts-lost",
         says="receipts of refusals are acknowledged and not stored",
         store=_ReceiptsLost,
+    ),
+    Mutant(
+        name="batch-read-once",
+        says="the rows of a batch do not know the keys of those before them",
+        store=_BatchReadOnce,
     ),
     Mutant(name="cap-read-before", says="the cap is checked on an old count", store=_CapRead),
     Mutant(

@@ -33,6 +33,7 @@ FOUND_ON = {
     "source-not-recorded": (0, "versions in force"),
     "pin-ignored": (0, "versions in force"),
     "key-reserved-apart": (1, "one run per key"),
+    "batch-read-once": (0, "one run per key"),
     "tick-twice": (0, "one run per"),
     "tick-forgotten": (2, "every tick has one outcome"),
     "bulk-acts-twice": (0, "one run per key"),

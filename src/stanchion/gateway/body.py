@@ -558,15 +558,28 @@ _GROWTH_MAX: Final = 5
 """How many times longer a number may become when it is encoded again: ``1e15``."""
 
 
-def check_value(call: Call[Any, Any], path: str, value: JsonValue, *, bytes_max: int) -> None:
-    """Raise ``RequestRefused`` for a value too large, too deep, or with an integer over 64 bits."""
+def check_value(
+    call: Call[Any, Any],
+    path: str,
+    value: JsonValue,
+    *,
+    bytes_max: int,
+    part: bytes | None = None,
+) -> None:
+    """Raise ``RequestRefused`` for a value too large, too deep, or with an integer over 64 bits.
+
+    ``part`` is the part of the body that has the value, if it is a small one.
+    """
+    body_bytes, suspect = call.body_bytes, call.is_suspect
+    if part is not None:
+        body_bytes, suspect = len(part), suspect and is_suspect(part)
     # The size first: a value within it is walked in a few milliseconds.
-    if call.body_bytes * _GROWTH_MAX > bytes_max:
+    if body_bytes * _GROWTH_MAX > bytes_max:
         size = len(msgspec.json.encode(value))
         if size > bytes_max:
             wrong = f"{size} bytes long; at most {bytes_max} are allowed"
             raise RequestRefused(invalid_member(path, wrong))
-    if call.is_suspect:
+    if suspect:
         fault = fault_in(value, path)
         if fault is not None:
             raise RequestRefused(invalid((fault,), str(fault)))

@@ -5,6 +5,8 @@ suite (``tests/contract``) tests every guarantee with every adapter. In short:
 
 * ``admit`` creates a run only if its tenant has a slot, its key is new and its definition current,
   and then creates slot, run, jobs, timers and timeline together. Repeating it is safe.
+* ``admit_many`` is ``admit`` for several runs of one tenant, in one transaction. Each is judged by
+  itself, after those before it.
 * ``check_starts`` tells for many starts of a tenant what ``admit`` would answer, and changes
   nothing.
 * ``accept`` takes a result only from the holder of the current lease of the job. An accepted result
@@ -102,6 +104,15 @@ class Runs(Protocol):
         run of ``core.run.queued_run`` is created, and the verdict has its position.
 
         The caller waits at most ``within_ms``, and the store changes nothing after that time.
+        """
+
+    async def admit_many(
+        self, admissions: Sequence[Admission], *, within_ms: int
+    ) -> tuple[Verdict, ...]:
+        """Admit runs of one tenant, at most ``ADMISSIONS_MAX``, in one transaction.
+
+        The verdicts are those of ``admit`` for one after the other: a run that is refused does not
+        affect the others. If the call fails, none of them is created, or all that were not refused.
         """
 
     async def check_starts(

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
     Collection,
     Coroutine,
+    Mapping,
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, TypeVar, assert_never
+from typing import Any, Final, Generic, TypeAlias, TypeVar, assert_never
 
 from stanchion import telemetry
 from stanchion.core import admission as judged
@@ -28,10 +30,10 @@ from stanchion.core.admission import Verdict
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import OverBudget
 from stanchion.core.lease import Moment
-from stanchion.core.model import Risk, Run, RunId, RunStatus, TenantId, WorkflowId
+from stanchion.core.model import Risk, Run, RunId, RunStatus, TenantId, Topic, WorkflowId
 from stanchion.core.plan import Plan
 from stanchion.core.settings import AdmissionSettings, Settings, Strategy, effective_admission
-from stanchion.core.transition import DispatchJob
+from stanchion.core.transition import DispatchJob, Transition
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.records import Admission, StartsChecked, StartTerms
@@ -70,6 +72,7 @@ TRIES_MAX: Final = 5
 
 _Answer = TypeVar("_Answer")
 _Refusal = TypeVar("_Refusal")
+_Refusal_co = TypeVar("_Refusal_co", covariant=True)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +98,8 @@ class GateCall:
     span: telemetry.Span | None = None
     """``None`` while traces are off, and if this call is not sampled."""
     is_sampling_decided: bool = False
+    rows: int | None = None
+    """How many starts of a batch it is about; ``None`` for a single one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +110,25 @@ class PreparedStart:
     plan: Plan
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedRow(Generic[_Refusal_co]):
+    """A start of a batch."""
+
+    admission: Admission
+    plan: Plan | None
+    refused: _Refusal_co | None = None
+    """Why it cannot be started, unless its key has a run: its admission has no version in force."""
+
+
 Again: TypeAlias = Callable[[], Coroutine[Any, Any, "PreparedStart | _Refusal"]]
 """Reads the workflow again and prepares a new start, or returns why it cannot run any more."""
+AgainRows: TypeAlias = Callable[
+    [Sequence[int]], Coroutine[Any, Any, "Sequence[PreparedRow[_Refusal]]"]
+]
+"""Does so for the starts of a batch with these places."""
+
+_CHANGED_EACH_TIME: Final = "the workflow changed each time it was read"
+_FULL: Final = (judged.Full, judged.QueueFull)
 
 
 class Admitter:
@@ -179,6 +201,9 @@ class Admitter:
             if call.has_turn:
                 self._limiter.leave(call.tenant)
         waited_s = loop.time() - began_s
+        if call.rows is not None:
+            self._count_rows(call, call.rows, answer, waited_s)
+            return answer
         outcome = _outcome(answer)
         exemplar = None if call.span is None else _end_span(call, call.span, answer, outcome)
         self._signals.waited(call.tenant, call.endpoint, waited_s, exemplar)
@@ -187,6 +212,26 @@ class Admitter:
             retry_after_ms: int | None = getattr(answer, "retry_after_ms", None)
             self._signals.figures.record(call.tenant, outcome, waited_s, retry_after_ms)
         return answer
+
+    def _count_rows(self, call: GateCall, rows: int, answer: object, waited_s: float) -> None:
+        """Count the answers to a batch, equal ones at once."""
+        answers = answer if isinstance(answer, list) else [answer] * rows
+        counts = Counter(map(_outcome, answers))
+        told = {_outcome(each): each for each in answers}
+        exemplar = None
+        if call.span is not None:
+            (outcome, _), *_ = counts.most_common(1)
+            exemplar = _end_span(call, call.span, told[outcome], outcome)
+        self._signals.waited(call.tenant, call.endpoint, waited_s, exemplar)
+        for outcome, count in counts.items():
+            if outcome is not None:
+                self._signals.decided(
+                    call.tenant, call.workflow_id, outcome, exists=call.exists, count=count
+                )
+                retry_after_ms: int | None = getattr(told[outcome], "retry_after_ms", None)
+                self._signals.figures.record(
+                    call.tenant, outcome, waited_s, retry_after_ms, count=count
+                )
 
     def begin_span(self, call: GateCall) -> None:
         """Begin the span of the call, if traces are on, it has none yet, and it is sampled."""
@@ -204,14 +249,6 @@ class Admitter:
             telemetry.CURRENT.set(call.span)
         elif telemetry.CURRENT.get() is not None:  # of the request before, on the same connection
             telemetry.CURRENT.set(None)
-
-    async def is_atomic(self, tenant: TenantId) -> bool:
-        """Whether the tenant's starts need no lock. Also if its configuration cannot be read."""
-        try:
-            override = await self.tenants.admission(tenant)
-        except BackendError:
-            return True
-        return effective_admission(self._settings(), override).strategy is Strategy.ATOMIC
 
     async def answered_already(
         self, call: GateCall, terms: StartTerms, fingerprint: Callable[[], Awaitable[str]]
@@ -258,44 +295,143 @@ class Admitter:
 
         ``again`` prepares the start once more if a workflow has changed since it was read.
         """
-        async with await self._traced_gate(call, ready) as held:
-            match held:
-                case admission_lock.GateLockTaken():
-                    return await self._decided(call, ready, again)
-                case admission_lock.GateLockBusy():
-                    error = "others had the tenant's lock for all of the wait budget"
-                    return GateFailed(GateCode.GATE_BUSY, error, self._pacing.busy())
-                case admission_lock.GateLockFailed(error):
-                    retry_after_ms = self._pacing.away(Backend.LOCKS)
-                    return GateFailed(GateCode.GATE_UNAVAILABLE, error, retry_after_ms)
+        async with await self._traced_gate(call, ready.admission.run) as held:
+            if isinstance(held, admission_lock.GateLockTaken):
+                return await self._decided(call, ready, again)
+            return self._without_lock(held)
+
+    def _without_lock(
+        self, why: admission_lock.GateLockBusy | admission_lock.GateLockFailed
+    ) -> GateFailed:
+        match why:
+            case admission_lock.GateLockBusy():
+                error = "others had the tenant's lock for all of the wait budget"
+                return GateFailed(GateCode.GATE_BUSY, error, self._pacing.busy())
+            case admission_lock.GateLockFailed(error):
+                retry_after_ms = self._pacing.away(Backend.LOCKS)
+                return GateFailed(GateCode.GATE_UNAVAILABLE, error, retry_after_ms)
+            case _:
+                assert_never(why)
+
+    async def admit_many(
+        self, call: GateCall, rows: Sequence[PreparedRow[_Refusal]], again: AgainRows[_Refusal]
+    ) -> list[Passed | _Refusal]:
+        """Like ``admit`` for starts of a batch, at least one, in one step of the store.
+
+        ``again`` prepares those with these places once more.
+        """
+        known, verdicts = [*rows], dict[int, Verdict]()
+        stale: Sequence[int] = range(len(rows))
+        async with await self._traced_gate(call, rows[0].admission.run) as held:
+            if not isinstance(held, admission_lock.GateLockTaken):
+                return [self._without_lock(held)] * len(rows)
+            for tried in range(TRIES_MAX):
+                for place, row in zip(stale, await again(stale) if tried else rows, strict=True):
+                    known[place] = row
+                asked = [known[place].admission for place in stale]
+                verdicts |= zip(stale, await self._ask_many(call, asked), strict=True)
+                stale = [
+                    place
+                    for place in stale
+                    if isinstance(verdicts[place], judged.StaleDefinition)
+                    and known[place].refused is None
+                ]
+                if not stale:
+                    break
+        self._tell_all(call.tenant, known, verdicts)
+        return await self._row_answers(call, known, verdicts)
+
+    async def _ask_many(self, call: GateCall, admissions: Sequence[Admission]) -> Sequence[Verdict]:
+        """Like ``ask``, for starts of a batch."""
+        tracing = None if call.span is None else telemetry.tracing
+        with telemetry.UNTRACED if tracing is None else tracing.span("store admit", kind="client"):
+            verdicts = await self._context.store.admit_many(
+                admissions, within_ms=self._store_ms(call)
+            )
+        self._store_answered()
+        is_full: bool | None = None
+        for admission, verdict in zip(admissions, verdicts, strict=True):
+            if _has_begun(verdict):
+                is_full = False
+            elif isinstance(verdict, _FULL) and admission.queue.on_full is None:
+                is_full = True
+        if is_full is not None:
+            self._heard(call.tenant, is_full=is_full)
+        return verdicts
+
+    async def _row_answers(
+        self,
+        call: GateCall,
+        rows: Sequence[PreparedRow[_Refusal]],
+        verdicts: Mapping[int, Verdict],
+    ) -> list[Passed | _Refusal]:
+        """The answers to starts of a batch. Those that must read more are read together."""
+        answers: list[Passed | _Refusal] = []
+        slow: dict[int, Coroutine[Any, Any, Passed | _Refusal]] = {}
+        for place, row in enumerate(rows):
+            run, verdict = row.admission.run, verdicts[place]
+            answers.append(RunStarted(run.id, run.status, replayed=False))
+            if not isinstance(verdict, judged.Admitted):
+                slow[place] = self._row_answer(call, row, verdict)
+        for place, answer in zip(slow, await asyncio.gather(*slow.values()), strict=True):
+            answers[place] = answer
+        return answers
+
+    async def _row_answer(
+        self, call: GateCall, row: PreparedRow[_Refusal], verdict: Verdict
+    ) -> Passed | _Refusal:
+        try:
+            match verdict:
+                case judged.Replayed() | judged.Mismatch():
+                    status = (
+                        RunStatus.RUNNING if row.refused is not None else row.admission.run.status
+                    )
+                    return await self._known_or_refused(call, verdict, status)
+                case _ if row.refused is not None:
+                    return row.refused
+                case judged.Queued(run_id, position):
+                    return await self._queued(call, run_id, position, replayed=False)
+                case judged.StaleDefinition():
+                    return self._store_failed(call, _CHANGED_EACH_TIME)
+                case judged.Admitted():
+                    raise AssertionError("it is answered already")
                 case _:
-                    assert_never(held)
+                    return await self._known_or_refused(call, verdict, row.admission.run.status)
+        except BackendError as error:
+            return self._store_failed(call, sentence(error))
 
     async def _traced_gate(
-        self, call: GateCall, ready: PreparedStart
+        self, call: GateCall, run: Run
     ) -> AbstractAsyncContextManager[admission_lock.Outcome]:
         tracing = telemetry.tracing
         if tracing is None or call.span is None:
-            return await self._gate(call, ready)
+            return await self._gate(call, run)
         with tracing.span("gate wait"):
-            return await self._gate(call, ready)
+            return await self._gate(call, run)
 
     async def ask(self, call: GateCall, admission: Admission) -> Verdict:
         """Return the store's verdict. Raises ``BackendError``, also when the time is over."""
-        left_ms = call.ends_at - self._context.clock.moment()
-        within_ms = max(1, min(STORE_MS_MAX, left_ms))
+        within_ms = self._store_ms(call)
         tracing = None if call.span is None else telemetry.tracing
         with telemetry.UNTRACED if tracing is None else tracing.span("store admit", kind="client"):
             verdict = await self._context.store.admit(admission, within_ms=within_ms)
         self._store_answered()
-        is_full = isinstance(verdict, judged.Full | judged.QueueFull)
-        if is_full and admission.queue.on_full is None:
+        if isinstance(verdict, _FULL) and admission.queue.on_full is None:
             # A start with a wish of its own speaks for itself alone.
-            self._checks.heard(call.tenant, is_full=True)
-            self._limiter.send_away(call.tenant)
-        elif isinstance(verdict, judged.Admitted | judged.Queued) and admission.run.holds_slot:
-            self._checks.heard(call.tenant, is_full=False)
+            self._heard(call.tenant, is_full=True)
+        elif _has_begun(verdict) and admission.run.holds_slot:
+            self._heard(call.tenant, is_full=False)
         return verdict
+
+    def _store_ms(self, call: GateCall) -> int:
+        """How long a call to the store may take, in milliseconds."""
+        left_ms = call.ends_at - self._context.clock.moment()
+        return max(1, min(STORE_MS_MAX, left_ms))
+
+    def _heard(self, tenant: TenantId, *, is_full: bool) -> None:
+        self._checks.heard(tenant, is_full=is_full)
+        if is_full:
+            self._limiter.send_away(tenant)
 
     def _store_answered(self) -> None:
         self._pacing.answered(Backend.STORE)
@@ -339,10 +475,9 @@ class Admitter:
         )
 
     async def _gate(
-        self, call: GateCall, ready: PreparedStart
+        self, call: GateCall, run: Run
     ) -> AbstractAsyncContextManager[admission_lock.Outcome]:
         """Wait for the limiter, or return the tenant's lock, by the tenant's strategy."""
-        run = ready.admission.run
         if not run.holds_slot:
             # Without a slot there is no cap to check, so the lock is not needed.
             await self._take_turn(call)
@@ -384,7 +519,7 @@ class Admitter:
             if not isinstance(fresh, PreparedStart):
                 return fresh
             ready = fresh
-        return self._store_failed(call, "the workflow changed each time it was read")
+        return self._store_failed(call, _CHANGED_EACH_TIME)
 
     async def _answer(self, call: GateCall, ready: PreparedStart, verdict: Verdict) -> Passed:
         run = ready.admission.run
@@ -428,20 +563,50 @@ class Admitter:
         """Ring the bells for the jobs, the tenant's feed and the run's end."""
         run, transition, bus = ready.admission.run, ready.admission.transition, self._context.bus
         self._on_admitted(run, ready.plan)
-        dispatched = (each for each in transition.effects if isinstance(each, DispatchJob))
-        for topic in sorted({effect.job.topic for effect in dispatched}):
+        for topic in sorted(_topics(transition)):
             bus.ring(Bell.READY, topic)
         bus.ring(Bell.CHANGED, run.tenant)
         if run.status.is_finished:
-            bus.ring(Bell.FINISHED, run.id)
-            self._context.signals.finished(run, run.status)
-            if telemetry.tracing is not None and run.traceparent is not None:
-                telemetry.tracing.run_ended(run, run.traceparent)
+            self._tell_end(run)
+
+    def _tell_all(
+        self, tenant: TenantId, rows: Sequence[PreparedRow[Any]], verdicts: Mapping[int, Verdict]
+    ) -> None:
+        """Like ``_tell``, for the starts of a batch that got a run: each bell once."""
+        bus, topics, is_changed = self._context.bus, set[Topic](), False
+        for place, row in enumerate(rows):
+            verdict, run = verdicts[place], row.admission.run
+            is_changed = is_changed or _has_begun(verdict)
+            if isinstance(verdict, judged.Admitted) and row.plan is not None:
+                self._on_admitted(run, row.plan)
+                topics |= _topics(row.admission.transition)
+                if run.status.is_finished:
+                    self._tell_end(run)
+        for topic in sorted(topics):
+            bus.ring(Bell.READY, topic)
+        if is_changed:
+            bus.ring(Bell.CHANGED, tenant)
+
+    def _tell_end(self, run: Run) -> None:
+        """Tell that a run ended with its first transition."""
+        self._context.bus.ring(Bell.FINISHED, run.id)
+        self._context.signals.finished(run, run.status)
+        if telemetry.tracing is not None and run.traceparent is not None:
+            telemetry.tracing.run_ended(run, run.traceparent)
 
     def _store_failed(self, call: GateCall, error: str) -> GateFailed:
         self._outage.failed(error)
         code = GateCode.LIMIT_CHECK_FAILED if call.is_locked else GateCode.GATE_UNAVAILABLE
         return GateFailed(code, error, self._pacing.away(Backend.STORE))
+
+
+def _topics(transition: Transition) -> set[Topic]:
+    """The topics of the jobs that a transition dispatches."""
+    return {each.job.topic for each in transition.effects if isinstance(each, DispatchJob)}
+
+
+def _has_begun(verdict: Verdict) -> bool:
+    return isinstance(verdict, judged.Admitted | judged.Queued)
 
 
 def _end_span(

@@ -55,8 +55,8 @@ from stanchion.core.schema import InputSchema
 from stanchion.core.settings import Settings
 from stanchion.core.steps.foreach import TOO_MANY_ITEMS
 from stanchion.core.transition import Transition
-from stanchion.ports.records import Admission
-from stanchion.services.admit import Admitter, GateCall, PreparedStart
+from stanchion.ports.records import ADMISSIONS_MAX, Admission
+from stanchion.services.admit import Admitter, GateCall, PreparedRow, PreparedStart
 from stanchion.services.context import ReplicaContext
 from stanchion.services.gate_answers import (
     GateFailed,
@@ -65,6 +65,7 @@ from stanchion.services.gate_answers import (
     InvalidInput,
     KeyMismatch,
     NoRerun,
+    NotStarted,
     Pacing,
     QueueOff,
     RerunAnswer,
@@ -73,7 +74,6 @@ from stanchion.services.gate_answers import (
     SubmitAnswer,
     UnknownRun,
 )
-from stanchion.services.limiter import AT_ONCE
 from stanchion.services.plans import Linked, Plans, UnknownWorkflow, is_single_job
 from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
 from stanchion.services.work import Decider
@@ -176,15 +176,27 @@ class Gate:
         with the same keys. Raises ``TenantOverloaded``.
         """
         self._work.check(tenant)
-        at_once = AT_ONCE if await self._admitter.is_atomic(tenant) else 1
-        answers: list[StartAnswer] = []
-        for first in range(0, len(rows), at_once):
-            some = rows[first : first + at_once]
-            answers += await self._start_in_order(tenant, workflow_id, some, actor, traceparent)
-            failed = next((each for each in answers if isinstance(each, GateFailed)), None)
-            if failed is not None:
-                return answers + [failed] * (len(rows) - len(answers))
-        return answers
+        begun: list[asyncio.Task[list[StartAnswer]]] = []
+        async with asyncio.TaskGroup() as group:
+            for first in range(0, len(rows), ADMISSIONS_MAX):
+                given = [
+                    _Given(row.input, dict(row.labels), actor, queue=row.queue, key=row.key)
+                    for row in rows[first : first + ADMISSIONS_MAX]
+                ]
+                call = GateCall(
+                    tenant=tenant,
+                    workflow_id=workflow_id,
+                    endpoint=AdmissionEndpoint.START,
+                    key=None,
+                    traceparent=traceparent,
+                    rows=len(given),
+                )
+                is_sent = asyncio.Event()
+                before = begun[-1] if begun else None
+                begun.append(group.create_task(self._start_rows(call, given, before, is_sent)))
+                # The next rows are prepared while the store handles these.
+                await is_sent.wait()
+        return [answer for each in begun for answer in each.result()]
 
     async def rerun(  # noqa: PLR0913 - what a rerun may carry, by keyword
         self,
@@ -282,51 +294,117 @@ class Gate:
 
     # ── Starts ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _start_in_order(
-        self,
-        tenant: TenantId,
-        workflow_id: WorkflowId,
-        rows: Sequence[StartRow],
-        actor: str,
-        traceparent: str | None,
-    ) -> list[StartAnswer]:
-        """Prepare one row after the other; the store is asked for all of them at once."""
-        starting: list[asyncio.Task[StartAnswer]] = []
-        before: asyncio.Event | None = None
-        async with asyncio.TaskGroup() as group:
-            for row in rows:
-                call = GateCall(
-                    tenant=tenant,
-                    workflow_id=workflow_id,
-                    endpoint=AdmissionEndpoint.START,
-                    key=row.key,
-                    traceparent=traceparent,
-                )
-                given = _Given(row.input, dict(row.labels), actor, queue=row.queue)
-                order = (before, before := asyncio.Event())
-                begun = self._admitter.in_time(call, self._start(call, given, order))
-                starting.append(group.create_task(begun))
-        return [each.result() for each in starting]
-
-    async def _start(
-        self,
-        call: GateCall,
-        given: _Given,
-        order: tuple[asyncio.Event | None, asyncio.Event] | None = None,
-    ) -> StartAnswer:
-        """``order``: prepare after the first event, and then set the second."""
-        if order is not None and order[0] is not None:
-            await order[0].wait()
-        try:
-            drafted = await self._drafted(call, given, refresh=False)
-        finally:
-            if order is not None:
-                order[1].set()
+    async def _start(self, call: GateCall, given: _Given) -> StartAnswer:
+        drafted = await self._drafted(call, given, refresh=False)
         if not isinstance(drafted, PreparedStart):
             return drafted
         return await self._admitter.admit(
             call, drafted, lambda: self._drafted(call, given, refresh=True)
         )
+
+    async def _start_rows(
+        self,
+        call: GateCall,
+        given: Sequence[_Given],
+        before: asyncio.Task[list[StartAnswer]] | None,
+        is_sent: asyncio.Event,
+    ) -> list[StartAnswer]:
+        """Start some rows of a batch after those ``before`` them; sets the event when it asks."""
+
+        async def in_turn() -> list[StartAnswer]:
+            linked = await self._plans.newest(call.tenant, call.workflow_id)
+            rows = await self._prepared_rows(call, linked, given)
+            if before is not None:
+                await asyncio.wait({before})
+                failed = next((a for a in before.result() if isinstance(a, GateFailed)), None)
+                if failed is not None:
+                    return [failed] * len(given)
+            is_sent.set()
+            return await self._admitter.admit_many(call, rows, again)
+
+        async def again(places: Sequence[int]) -> list[PreparedRow[NotStarted]]:
+            linked = await self._plans.newest(call.tenant, call.workflow_id, refresh=True)
+            some = [given[place] for place in places]
+            return await self._prepared_rows(call, linked, some, is_fresh=True)
+
+        try:
+            answers = await self._admitter.in_time(call, in_turn())
+        finally:
+            is_sent.set()
+        return [answers] * len(given) if isinstance(answers, GateFailed) else answers
+
+    async def _prepared_rows(
+        self,
+        call: GateCall,
+        linked: Linked | UnknownWorkflow | WorkflowFaults,
+        given: Sequence[_Given],
+        *,
+        is_fresh: bool = False,
+    ) -> list[PreparedRow[NotStarted]]:
+        """What the store is asked for each row of a batch."""
+        tenant, schema = call.tenant, None
+        call.exists = not isinstance(linked, UnknownWorkflow)
+        if isinstance(linked, Linked):
+            schema = linked.plan.body.schema
+
+        def looked_at(row: _Given) -> tuple[str, tuple[Fault, ...]]:
+            asked = fingerprint(call.workflow_id, row.body)
+            return asked, () if schema is None else schema.faults(row.input)
+
+        looked = await self._work.done_each(tenant, looked_at, given)
+        if not is_fresh and any(faults for _, faults in looked):
+            # The cached plan may be old: only the newest version may refuse an input.
+            linked = await self._plans.newest(tenant, call.workflow_id, refresh=True)
+            return await self._prepared_rows(call, linked, given, is_fresh=True)
+        rows: dict[int, PreparedRow[NotStarted]] = {}
+        pending: dict[int, Run] = {}
+        traced = _traceparent(call)
+        for place, (row, (asked, faults)) in enumerate(zip(given, looked, strict=True)):
+            if not isinstance(linked, Linked) or faults:
+                refused = InvalidInput(faults) if isinstance(linked, Linked) else linked
+                rows[place] = PreparedRow(self._nothing(call, row, asked), None, refused)
+            else:
+                pending[place] = self._pending(
+                    tenant,
+                    linked,
+                    row.input,
+                    labels=row.labels,
+                    starter=row.actor,
+                    traceparent=traced,
+                )
+        if isinstance(linked, Linked) and pending:
+            began = StartRequested(actor=given[0].actor)
+            runs = [*pending.values()]
+            transitions = await self._decider.decide_each(linked.plan, runs, (began,))
+            for place, run, transition in zip(pending, runs, transitions, strict=True):
+                row, asked = given[place], looked[place][0]
+                rows[place] = self._row(call, linked, row, asked, run, transition)
+        return [rows[place] for place in range(len(given))]
+
+    def _row(
+        self,
+        call: GateCall,
+        linked: Linked,
+        given: _Given,
+        asked: str,
+        pending: Run,
+        transition: Transition,
+    ) -> PreparedRow[NotStarted]:
+        if too_many := _too_many_items(transition):
+            refused = InvalidInput(too_many)
+            return PreparedRow(self._nothing(call, given, asked), None, refused)
+        stamp = Stamp(1, self._context.entropy.token())
+        admission = Admission(
+            run=replace(evolve(pending, transition), stamp=stamp),
+            before=pending,
+            transition=transition,
+            key=given.key,
+            fingerprint=asked,
+            definitions=linked.definitions,
+            budget=linked.terms.budget,
+            queue=given.queue,
+        )
+        return PreparedRow(admission, linked.plan)
 
     async def _drafted(
         self,
@@ -392,7 +470,20 @@ class Gate:
         """
         if call.key is None:
             return None
-        nothing = Admission(
+        given = given._replace(key=call.key)
+        nothing = self._nothing(call, given, await self._fingerprint(call, given))
+        verdict = await self._admitter.ask(call, nothing)
+        match verdict:
+            case judged.Replayed(run_id):
+                return await self._admitter.replayed(call, run_id, RunStatus.RUNNING)
+            case judged.Mismatch():
+                return KeyMismatch()
+            case _:
+                return None
+
+    def _nothing(self, call: GateCall, given: _Given, asked: str) -> Admission:
+        """An admission that finds the run of its key, and creates none."""
+        return Admission(
             run=Run(
                 id=self._new_id(call.tenant),
                 tenant=call.tenant,
@@ -402,18 +493,10 @@ class Gate:
                 created_at=self._context.clock.now(),
             ),
             transition=Transition(status=RunStatus.PENDING),
-            key=call.key,
-            fingerprint=await self._fingerprint(call, given),
+            key=given.key,
+            fingerprint=asked,
             definitions={call.workflow_id: _NO_VERSION},
         )
-        verdict = await self._admitter.ask(call, nothing)
-        match verdict:
-            case judged.Replayed(run_id):
-                return await self._admitter.replayed(call, run_id, RunStatus.RUNNING)
-            case judged.Mismatch():
-                return KeyMismatch()
-            case _:
-                return None
 
     # ── Reruns ──────────────────────────────────────────────────────────────────────────────────
 
@@ -500,6 +583,8 @@ class Gate:
         *,
         holds_slot: bool = True,
         labels: dict[str, str] | None = None,
+        starter: str | None = None,
+        traceparent: str | None = None,
     ) -> Run:
         return Run(
             id=self._new_id(tenant),
@@ -513,15 +598,14 @@ class Gate:
             risk=linked.plan.risk,
             holds_slot=holds_slot,
             labels=labels or {},
+            starter=starter,
+            traceparent=traceparent,
         )
 
     async def _ready(
         self, call: GateCall, plan: Plan, pending: Run, *, asked: str, actor: str
     ) -> PreparedStart:
-        # A caller's decision not to sample is passed on; one of our own needs no record.
-        traced = call.traceparent
-        if call.span is not None and (call.span.is_sampled or traced is not None):
-            traced = call.span.traceparent
+        traced = _traceparent(call)
         pending = replace(pending, starter=pending.starter or actor, traceparent=traced)
         began = StartRequested(actor=actor)
         transition = await self._decider.decide(plan, pending, (began,), pending.created_at)
@@ -560,6 +644,8 @@ class _Given(NamedTuple):
     starter: str | None = None
     """Who the run is started for, if not the actor."""
     queue: QueueRequest = ANY_PLACE
+    key: str | None = None
+    """Of a row of a batch."""
 
     @property
     def subject(self) -> WorkflowId | None:
@@ -580,6 +666,14 @@ class _Given(NamedTuple):
         if self.queue != ANY_PLACE:
             body |= msgspec.to_builtins(self.queue)  # without the members that have their default
         return body
+
+
+def _traceparent(call: GateCall) -> str | None:
+    """The context that is stored with the run of a call."""
+    # A caller's decision not to sample is passed on; one of our own needs no record.
+    if call.span is not None and (call.span.is_sampled or call.traceparent is not None):
+        return call.span.traceparent
+    return call.traceparent
 
 
 def _with_run(entry: AuditEntry, run_id: RunId) -> AuditEntry:

@@ -111,9 +111,18 @@ class AdmissionFigures:
         self._told: dict[TenantId, tuple[int, Instant]] = {}
 
     def record(
-        self, tenant: TenantId, outcome: str, waited_s: float, retry_after_ms: int | None
+        self,
+        tenant: TenantId,
+        outcome: str,
+        waited_s: float,
+        retry_after_ms: int | None,
+        *,
+        count: int = 1,
     ) -> None:
-        """Count an answer, how long it took, and when the caller was told to retry."""
+        """Count an answer, how long it took, and when the caller was told to retry.
+
+        ``count``: so many equal answers.
+        """
         now = self._clock.now()
         number = now // WINDOW_MS
         windows = self._windows.get(tenant)
@@ -123,15 +132,15 @@ class AdmissionFigures:
             windows.append(GateWindow(number, 0, 0, 0, [0] * len(WAIT_BOUNDS_MS)))
         window = windows[-1]
         if outcome == "admitted":
-            window.admitted += 1
+            window.admitted += count
         elif outcome in _AT_A_LIMIT:
-            window.full += 1
+            window.full += count
         elif outcome not in _DECIDED:
-            window.unavailable += 1
+            window.unavailable += count
         if retry_after_ms is not None:
             self._told[tenant] = retry_after_ms, now
         # Not ``wait_bucket``: every start comes through here.
-        window.waits[min(bisect_left(WAIT_BOUNDS_MS, waited_s * 1000), _LAST_BUCKET)] += 1
+        window.waits[min(bisect_left(WAIT_BOUNDS_MS, waited_s * 1000), _LAST_BUCKET)] += count
 
     def read(self) -> dict[TenantId, GateFigures]:
         """The figures of the tenants with an answer in the last minute."""
@@ -200,15 +209,21 @@ class AdmissionSignals:
         self._waited: dict[tuple[str, AdmissionEndpoint], Histogram] = {}
 
     def decided(
-        self, tenant: TenantId, workflow_id: WorkflowId, outcome: str, *, exists: bool
+        self,
+        tenant: TenantId,
+        workflow_id: WorkflowId,
+        outcome: str,
+        *,
+        exists: bool,
+        count: int = 1,
     ) -> None:
-        """Count an answer. ``exists``: whether the workflow is known to exist."""
+        """Count equal answers. ``exists``: whether the workflow is known to exist."""
         label = self._labels.tenant(tenant)
         key = (label, self._labels.workflow(tenant, workflow_id, exists=exists), outcome)
         child = self._decided.get(key)
         if child is None:
             child = self._decided[key] = self._decisions.labels(*key)
-        child.inc()
+        child.inc(count)
 
     def waited(
         self,

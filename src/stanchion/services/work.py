@@ -14,9 +14,10 @@ import asyncio
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter
@@ -44,6 +45,7 @@ __all__ = [
     "TenantWorkBudget",
 ]
 
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 DEFAULT_ALLOWANCE: Final = WorkAllowance(share=0.25, burst_s=1.0)
@@ -234,6 +236,22 @@ class TenantWorkBudget:
             if spent_s > _PIECE_S:
                 await asyncio.sleep(0)
 
+    async def done_each(
+        self, tenant: TenantId, work: Callable[[_Item], _Result], items: Iterable[_Item]
+    ) -> list[_Result]:
+        """Like ``done`` for each of the items, in pieces: the event loop is not held for long."""
+        results: list[_Result] = []
+        wall_s = self.stopwatch.wall_s
+        begun_s = wall_s()
+        for item in items:
+            results.append(work(item))
+            if wall_s() - begun_s > _PIECE_S:
+                self.charge(tenant, self.stopwatch.since(begun_s))
+                await asyncio.sleep(0)
+                begun_s = wall_s()
+        self.charge(tenant, self.stopwatch.since(begun_s))
+        return results
+
     def refusal(self, tenant: TenantId, detail: str, wait_ms: float) -> TenantOverloaded:
         """Count a refusal and return its exception, with a jittered time to retry."""
         self._refusals.labels(tenant=self._labels.tenant(tenant)).inc()
@@ -381,6 +399,30 @@ class Decider:
         transition = await self._decided(plan, run, events, now)
         self._charge(run, transition)
         return transition
+
+    async def decide_each(
+        self, plan: Plan, runs: Sequence[Run], events: Sequence[Event]
+    ) -> list[Transition]:
+        """``decide`` for new runs of one tenant, at the time of their creation."""
+        work_max = None if self._executor is None else LOOP_WORK_MAX
+
+        def decided(run: Run) -> Transition | None:
+            try:
+                return decide_all(plan, run, events, run.created_at, work_max=work_max)
+            except DecisionTooLong:
+                return None
+
+        made: list[Transition | None] = []
+        if runs and not (self._executor is not None and self.budget.wait_ms(runs[0].tenant)):
+            made = await self.budget.done_each(runs[0].tenant, decided, runs)
+        transitions: list[Transition] = []
+        for run, transition in zip_longest(runs, made):
+            if transition is None:
+                transitions.append(await self.decide(plan, run, events, run.created_at))
+            else:
+                self._charge(run, transition)
+                transitions.append(transition)
+        return transitions
 
     def decide_at_once(
         self, plan: Plan, run: Run, events: Sequence[Event], now: Instant

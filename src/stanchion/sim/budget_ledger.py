@@ -27,7 +27,7 @@ from stanchion.sim.servers import StoreServer
 
 __all__ = ["BUDGET_VERBS", "BudgetLedger"]
 
-BUDGET_VERBS: Final = frozenset({"admit", "renew_jobs", "accept", "settle", "commit"})
+BUDGET_VERBS: Final = frozenset({"admit", "admit_many", "renew_jobs", "accept", "settle", "commit"})
 """The commands that reserve or use."""
 _HOUR_MS: Final = 3_600_000
 _COUNTS: Final = "budgets count what runs reserve and use"
@@ -71,6 +71,13 @@ class BudgetLedger:
         match verb, answer:
             case "admit", Admitted() | Queued() | OverBudget():
                 self._admitted(arguments[0], answer)
+                self.compare(arguments[0].run.tenant)
+            case "admit_many", (_, *_):
+                # Compared at the end: the store has admitted all of them in one step.
+                for admission, verdict in zip(arguments[0], answer, strict=True):
+                    if isinstance(verdict, Admitted | Queued | OverBudget):
+                        self._admitted(admission, verdict)
+                self.compare(arguments[0][0].run.tenant)
             case "renew_jobs", Renewals(renewed=renewed):
                 self._reported(each for each in arguments[0] if each.job_id in renewed)
             case "accept", tuple():
@@ -147,7 +154,6 @@ class BudgetLedger:
             is_above = name in admission.budget and spent > limit.limit
             said = [f"run {run.id} was admitted with {spent} of {limit.limit} of '{name}'"]
             self.history.check("never above a budget", said if is_above else [])
-        self.compare(run.tenant)
 
     def _reported(self, reports: Iterable[JobLease | Result]) -> None:
         # Compared at the end: the store has charged all of them in one step.

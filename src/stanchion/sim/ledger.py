@@ -66,13 +66,20 @@ Trap: TypeAlias = Callable[[SimLink, Commit], bool]
 _LETTER_VERBS: Final = frozenset({"replay_dead_letter", "discard_dead_letter"})
 _AUDITED_VERBS: Final = frozenset(
     {
-        *("admit", "put_workflow", "put_shared_workflow", "put_tenant", "delete_tenant"),
+        *(
+            "admit",
+            "admit_many",
+            "put_workflow",
+            "put_shared_workflow",
+            "put_tenant",
+            "delete_tenant",
+        ),
         *("put_document", "delete_document", "audit_slots", "add_audit", "purge"),
     }
 )
 """Methods that write an audit entry for some of their changes."""
 _COMMITS: Final = frozenset({"commit", "settle"})
-_TALLIED: Final = frozenset({*_COMMITS, "items_at", "admit", "expire_jobs"})
+_TALLIED: Final = frozenset({*_COMMITS, "items_at", "admit", "admit_many", "expire_jobs"})
 _CLOSED: Final = frozenset({Risk.HIGH, Risk.CRITICAL})
 """Classes whose policy no scenario changes: they fail closed."""
 _OPEN_JOBS: Final = frozenset({JobState.READY, JobState.LEASED})
@@ -172,6 +179,11 @@ class Ledger:
                 tally["runs_finished"] += 1
             case "admit", Admitted() if arguments[0].run.status.is_finished:
                 tally["runs_finished"] += 1
+            case "admit_many", tuple():
+                tally["runs_finished"] += sum(
+                    isinstance(verdict, Admitted) and each.run.status.is_finished
+                    for each, verdict in zip(arguments[0], answer, strict=True)
+                )
             case "expire_jobs", tuple():
                 abandoned = sum(not job.is_timed_out for job in answer)
                 tally["scheduler_job_lock_abandoned"] += abandoned
@@ -260,20 +272,30 @@ class Ledger:
         is_late: bool,
     ) -> None:
         """The store has executed a command."""
-        note, others = _NOTES.get(verb), self._observers.get(verb, ())
-        if verb == "admit" and isinstance(answer, Queued):
-            self._queued(arguments[0], answer)
+        seen = SeenCommand(link.caller, verb, arguments, answer, is_late)
+        rows = self._rows_of(seen) if verb == "admit_many" else [seen]
+        for row in rows:
+            if row.verb == "admit" and isinstance(row.answer, Queued):
+                self._queued(row.arguments[0], row.answer)
         if self.queues.queues:
             self._promoted()
-        if note is not None or others:
-            seen = SeenCommand(link.caller, verb, arguments, answer, is_late)
+        for row in rows:
+            note = _NOTES.get(row.verb)
             if note is not None:
-                note(self, seen)
-            for each in others:
-                each(seen)
+                note(self, row)
+            for each in self._observers.get(row.verb, ()):
+                each(row)
+        if rows and rows[0].verb == "admit":
+            # The store has counted all of them.
+            self._slots(rows[0].arguments[0].run.tenant)
         if verb in BUDGET_VERBS:
             self.budgets.stored(verb, arguments, answer)
         self._compare_audit(verb, arguments, answer)
+
+    def _rows_of(self, seen: SeenCommand) -> list[SeenCommand]:
+        """The admissions of one call, as if one had come after the other."""
+        pairs = zip(seen.arguments[0], seen.answer, strict=True)
+        return [seen._replace(verb="admit", arguments=(each,), answer=said) for each, said in pairs]
 
     def _promoted(self) -> None:
         """Record the runs that got a slot from the queue in this step."""
@@ -388,7 +410,6 @@ class Ledger:
             limit = None if config is None else config.max_concurrent_runs
             active = self.unfinished[run.tenant]
             check("never above the cap", must.cap_holds(run.tenant, active, limit))
-        self._slots(run.tenant)
         self._reused(admission)
 
     def checked(self, seen: SeenCommand) -> None:

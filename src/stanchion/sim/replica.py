@@ -142,7 +142,7 @@ class Replica:
         )
         self._watch_counts()
         self._watch(vars(self.engine)["_leasing"])
-        for verb in ("start", "rerun", "submit"):
+        for verb in ("start", "start_many", "rerun", "submit"):
             self._time(verb)
 
     @property
@@ -192,9 +192,10 @@ class Replica:
             began_s, pauses = asyncio.get_running_loop().time(), process.pauses
             answer = await really(*arguments, **how)
             took_s = asyncio.get_running_loop().time() - began_s
-            ledger.gated(process, answer, took_s if pauses == process.pauses else 0.0)
-            if isinstance(answer, GateFull):
-                ledger.told_full(arguments[0], asked_at_s=began_s)
+            for each in answer if isinstance(answer, list) else [answer]:
+                ledger.gated(process, each, took_s if pauses == process.pauses else 0.0)
+                if isinstance(each, GateFull):
+                    ledger.told_full(arguments[0], asked_at_s=began_s)
             return answer
 
         vars(gate)[verb] = timed

@@ -75,6 +75,10 @@ BUDGETS: Final = {
 }
 """Smaller than those of the SDK, so that a few callers can exhaust them."""
 CALL_TIMEOUT_S: Final = 6.0
+BATCH_DAYS_PART: Final = 0.25
+"""On so many of the days some starts are rows of a batch."""
+BATCHES_PART: Final = 0.3
+"""Then it is so many of the starts."""
 QUEUE_WAIT_S: Final = 15.0
 QUEUE_MAX: Final = 6
 
@@ -256,15 +260,38 @@ class Callers:
 
     async def _insist(self, client: AsyncClient, ask: Ask, who: str, chance: Random) -> str | None:
         """Start a run; repeat with the same key if the run may have been created."""
+        is_batch = self._is_batch(ask)
         for _ in range(3):
             try:
-                return await self._start(client, ask)
+                run_id = await (self._start_many if is_batch else self._start)(client, ask)
+                if run_id is not None:
+                    return run_id
             except CallFailed as error:
                 self.history.tell(f"{who}: {error}")
                 if not error.facts.may_have_run or not ask.has_key:
                     return None
             await asyncio.sleep(5 + 5 * chance.random())
         return None
+
+    def _is_batch(self, ask: Ask) -> bool:
+        is_day = share("batches", self.seed) < BATCH_DAYS_PART
+        may_be = ask.workflow != "job" and ask.has_key
+        return is_day and may_be and share(self.seed, ask.key) < BATCHES_PART
+
+    async def _start_many(self, client: AsyncClient, ask: Ask) -> str | None:
+        """Start the run with a batch that names it twice, and has another one at its end."""
+        row = {"input": {"n": ask.key}, "labels": {"key": ask.key}, "key": ask.key}
+        row |= {name: wish for name, wish in self._wishes(ask).items() if wish is not None}
+        more = row | {"key": f"{ask.key}-more"}
+        first, again, last = await client.start_many(ask.workflow, [row, row, more])
+        told = {each.run_id for each in (first, again)} - {None}
+        said = [f"{ask.key}: the same row of a batch has the runs {sorted(map(str, told))}"]
+        self.history.check("one run per key", said if len(told) > 1 else [])
+        if last.run_id is not None:
+            self.started.setdefault(f"{ask.key}-more", {})[last.run_id] = None
+        statuses = [each.status for each in (first, again, last)]
+        self.history.tell(f"caller {ask.key}: a batch was answered {statuses}")
+        return first.run_id or again.run_id
 
     async def _start(self, client: AsyncClient, ask: Ask) -> str:
         if not ask.has_key:

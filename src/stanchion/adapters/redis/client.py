@@ -12,7 +12,7 @@ may then be late by as much as the clocks differ.
 A script is a Lua file that opens with its contract, which the loader reads:
 
     -- KEYS  run inbox outbox        the names of its keys, in order: ``key.inbox`` is ``KEYS[2]``;
-                                     with a star (``index*``): any number of such keys
+                                     with a star (``index*``): any number of such keys, at the end
     -- USES  time inbox              parts (``part_time.lua`` …) that are put before its own text,
                                      from beside the script or from this package
 
@@ -253,7 +253,7 @@ def _forget_all(begun: Sequence[_Begun]) -> None:
 
 
 TOO_LATE: Final = [b"too_late"]
-"""The reply of such a script after its deadline."""
+"""The reply of such a script after its deadline; of one with several replies, one of them."""
 
 
 async def ask_in_time(
@@ -268,7 +268,8 @@ async def ask_in_time(
     # A late request is sent too: it may be the repeat of one that was executed in time.
     deadline = latest if within_ms > 0 else client.deadline()
     reply = await _ask(client, slot, make, latest, deadline)
-    if reply == TOO_LATE and loop.time() < latest:
+    is_late = reply == TOO_LATE or (isinstance(reply, list) and TOO_LATE in reply)
+    if is_late and loop.time() < latest:
         # It was in time by our clock, so the clock of the server was set since the last sample.
         await client.read_clock(slot, deadline=deadline)
         reply = await _ask(client, slot, make, latest, deadline)
@@ -290,10 +291,13 @@ async def _ask(
 class Script:
     """One script with its key names and SHA-1."""
 
-    def __init__(self, name: str, source: str, key_names: tuple[str, ...]) -> None:
+    def __init__(
+        self, name: str, source: str, key_names: tuple[str, ...], *, takes_more: bool = False
+    ) -> None:
         self.name = name
         self.key_names = key_names
-        """Empty for a script that takes any number of keys."""
+        self.takes_more = takes_more
+        """Whether it takes any number of keys after those with names."""
         self.source = source.encode()
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
 
@@ -301,7 +305,9 @@ class Script:
     def read(cls, package: str, name: str) -> Script:
         """Read a script from a package, with the parts that it uses."""
         text = _text(package, name)
-        key_names = tuple(word for word in _words(text, "KEYS") if not word.endswith("*"))
+        words = _words(text, "KEYS")
+        takes_more = words[-1:] != [] and words[-1].endswith("*")
+        key_names = tuple(word for word in words if not word.endswith("*"))
         parts = [_text(package, f"part_{part}") for part in _words(text, "USES")]
         source = "\n".join([*parts, text])
         # Key names are replaced by indexes: a table of names would be built in every call.
@@ -309,12 +315,12 @@ class Script:
             source = re.sub(rf"\bkey\.{key}\b", f"KEYS[{place}]", source)
         undeclared = re.search(r"\bkey\.\w+", source)
         assert undeclared is None, f"{name}.lua does not declare {undeclared}"
-        return cls(name, source, key_names)
+        return cls(name, source, key_names, takes_more=takes_more)
 
     def call(self, keys: Iterable[str], arguments: Iterable[str | bytes | int]) -> bytes:
         """The command that runs the script."""
         known = [*keys]
-        assert not self.key_names or len(known) == len(self.key_names), self.name
+        assert self.takes_more or len(known) == len(self.key_names), self.name
         return pack("EVALSHA", self.sha, len(known), *known, *arguments)
 
     def load(self) -> bytes:

@@ -120,6 +120,12 @@ class MemoryRuns(MemoryPart):
             return self._enqueue(admission, facts)
         return verdict
 
+    async def admit_many(
+        self, admissions: Sequence[Admission], *, within_ms: int
+    ) -> tuple[Verdict, ...]:
+        # One step, because ``admit`` never waits.
+        return tuple([await self.admit(each, within_ms=within_ms) for each in admissions])
+
     async def check_starts(
         self, tenant: TenantId, terms: Sequence[StartTerms], keys: Collection[str]
     ) -> StartsChecked:

@@ -1,4 +1,4 @@
--- admit: create a run, or return why not. Writes everything or nothing.
+-- admit: create runs of a tenant, in order, or return why not. All of a run is written, or nothing.
 -- KEYS   run items out jobs inbox timeline
 -- KEYS   ready ring turns counters open deadlines timers outbox rows
 -- KEYS   approvals asked asked_of
@@ -6,7 +6,9 @@
 -- KEYS   runs feed versions shared_versions shared_runs
 -- KEYS   audit_log audit_log_of budgets reservations
 -- KEYS   queue queue_ring queue_turns waiting queued promoted
--- ARGV   1  the admission, a MessagePack map: see part run, and
+-- KEYS   more*
+--          of each further run: run items out jobs inbox timeline
+-- ARGV   an admission for each run, a MessagePack map: see part run, and
 --             not_after                 in this server's milliseconds
 --             key, fingerprint          the idempotency key with its tenant, or false
 --             definitions               own workflow id, version or 0 for none, …
@@ -25,150 +27,192 @@
 --                                       waits
 --             created_at                of the run
 --             audit                     an audit entry (see part audit), or false
--- ANSWER {'admitted'} {'too_late'} {'mismatch'} {'replayed', run} {'tick_taken'}
+-- ANSWER a list with an answer for each run:
+--        {'admitted'} {'too_late'} {'mismatch'} {'replayed', run} {'tick_taken'}
 --        {'stale_definition'}
 --        {'over_budget', name, limit, used, reserved, end of its window or -1, what is asked}
 --        {'full', limit, active} {'throttled'}
 --        {'queued', position, when it has waited too long; absent if it was queued before}
 --        {'queue_full', limit, active, how many may wait} {'no_queue'}
 -- USES   time text budgets ready jobs retired effects listed run audit queue place
-local ask = cmsgpack.unpack(ARGV[1])
+local OF_RUN = 6 -- keys of a run; those of the run at hand come first
 
--- The checks and their order are those of core.admission.judge. Keep them identical.
-if redis.call('EXISTS', key.run) == 1 then
-  local position = queue_position(ask.tenant, ask.run)
-  return position and {'queued', position} or {'admitted'}
+local last_created -- of the last run that was created
+
+-- Neither the tenant's configuration nor the versions in force change while this script runs.
+local configs, own_versions, shared_versions = {}, {}, {}
+
+local function config_of(tenant)
+  if configs[tenant] == nil then
+    local packed = redis.call('HGET', key.configs, tenant)
+    configs[tenant] = packed and cmsgpack.unpack(packed) or false
+  end
+  return configs[tenant]
 end
-if now > ask.not_after then
-  return {'too_late'}
-end
-if ask.key then
-  local packed = redis.call('HGET', key.keys, ask.key)
-  if packed then
-    local known = cmsgpack.unpack(packed)
-    local forgotten_at = tonumber(known[1])
-    -- No expiry while the run is unfinished.
-    if forgotten_at == 0 or now < forgotten_at then
-      if known[2] ~= ask.fingerprint then
-        return {'mismatch'}
-      end
-      return {'replayed', known[3]}
+
+local function are_in_force(ask)
+  for i = 1, #ask.definitions, 2 do
+    local id = ask.definitions[i]
+    own_versions[id] = own_versions[id] or redis.call('HGET', key.versions, id) or '0'
+    if tonumber(own_versions[id]) ~= ask.definitions[i + 1] then
+      return false
     end
   end
+  local config = ask.shared and config_of(ask.tenant)
+  local pins = config and config[4] or {}
+  for i = 1, ask.shared and #ask.shared or 0, 2 do
+    local id = ask.shared[i]
+    shared_versions[id] = shared_versions[id] or pins[id]
+      or redis.call('HGET', key.shared_versions, id) or '0'
+    if tonumber(shared_versions[id]) ~= ask.shared[i + 1] then
+      return false
+    end
+  end
+  return true
 end
-if ask.tick and (redis.call('HGET', key.ticks, ask.tick[1]) or '') >= ask.tick[2] then
-  return {'tick_taken'}
-end
-for i = 1, #ask.definitions, 2 do
-  local version = redis.call('HGET', key.versions, ask.definitions[i]) or '0'
-  if tonumber(version) ~= ask.definitions[i + 1] then
+
+local function admit(ask)
+  -- The checks and their order are those of core.admission.judge. Keep them identical.
+  if redis.call('EXISTS', key.run) == 1 then
+    local position = queue_position(ask.tenant, ask.run)
+    return position and {'queued', position} or {'admitted'}
+  end
+  if now > ask.not_after then
+    return {'too_late'}
+  end
+  local has_expired = false -- the record of the key
+  if ask.key then
+    local packed = redis.call('HGET', key.keys, ask.key)
+    if packed then
+      has_expired = true
+      local known = cmsgpack.unpack(packed)
+      local forgotten_at = tonumber(known[1])
+      -- No expiry while the run is unfinished.
+      if forgotten_at == 0 or now < forgotten_at then
+        if known[2] ~= ask.fingerprint then
+          return {'mismatch'}
+        end
+        return {'replayed', known[3]}
+      end
+    end
+  end
+  if ask.tick and (redis.call('HGET', key.ticks, ask.tick[1]) or '') >= ask.tick[2] then
+    return {'tick_taken'}
+  end
+  if not are_in_force(ask) then
     return {'stale_definition'}
   end
-end
-local limit, rate, pins, budgets, queues = ask.limit, ask.rate, nil, nil, false
-local config = redis.call('HGET', key.configs, ask.tenant)
-if config then
-  config = cmsgpack.unpack(config)
-  limit, rate, pins, budgets = config[1], config[2], config[4], config[5]
-  queues = config[6] and ask.waiting
-end
-if ask.shared then
-  for i = 1, #ask.shared, 2 do
-    local id = ask.shared[i]
-    local version = pins and pins[id] or redis.call('HGET', key.shared_versions, id) or '0'
-    if tonumber(version) ~= ask.shared[i + 1] then
-      return {'stale_definition'}
+  local limit, rate, budgets, queues = ask.limit, ask.rate, nil, false
+  local config = config_of(ask.tenant)
+  if config then
+    limit, rate, budgets = config[1], config[2], config[5]
+    queues = config[6] and ask.waiting
+  end
+  if budgets and #budgets > 0 then
+    local refused = over_budget(ask.tenant, budgets, ask.budget)
+    if refused then
+      return refused
     end
   end
-end
-if budgets and #budgets > 0 then
-  local refused = over_budget(ask.tenant, budgets, ask.budget)
-  if refused then
-    return refused
+  if ask.queue[3] == 'queue' and not queues then
+    return {'no_queue'}
   end
-end
-if ask.queue[3] == 'queue' and not queues then
-  return {'no_queue'}
-end
-local must_wait = false
-if ask.takes_slot then
-  promote(ask.tenant, ask.limit)
-  local active = limit and tonumber(redis.call('HGET', key.active, ask.tenant) or '0')
-  if limit and active >= limit then
-    if not queues or ask.queue[3] == 'reject' then
-      return {'full', limit, active}
+  local must_wait = false
+  if ask.takes_slot then
+    promote(ask.tenant, ask.limit)
+    local active = limit and tonumber(redis.call('HGET', key.active, ask.tenant) or '0')
+    if limit and active >= limit then
+      if not queues or ask.queue[3] == 'reject' then
+        return {'full', limit, active}
+      end
+      if queue_length(ask.tenant) >= config[7] then
+        return {'queue_full', limit, active, config[7]}
+      end
+      must_wait = true
     end
-    if queue_length(ask.tenant) >= config[7] then
-      return {'queue_full', limit, active, config[7]}
+  end
+  if ask.is_limited and rate then
+    -- The same as core.admission.Rate: one admission uses 1/rate seconds.
+    local cost = 1000 / rate
+    local burst = cost * math.max(1, rate)
+    local used_until = tonumber(redis.call('HGET', key.rates, ask.tenant) or '0')
+    if used_until > now + burst + 1 then
+      used_until = 0 -- too far ahead: the clock was set back
     end
-    must_wait = true
+    local after_one = math.max(used_until, now) + cost
+    if after_one - burst > now then
+      return {'throttled'}
+    end
+    redis.call('HSET', key.rates, ask.tenant, string.format('%.17g', after_one))
   end
-end
-if ask.is_limited and rate then
-  -- The same as core.admission.Rate: one admission uses 1/rate seconds.
-  local cost = 1000 / rate
-  local burst = cost * math.max(1, rate)
-  local used_until = tonumber(redis.call('HGET', key.rates, ask.tenant) or '0')
-  if used_until > now + burst + 1 then
-    used_until = 0 -- too far ahead: the clock was set back
+
+  if ask.tick then
+    redis.call('HSET', key.ticks, ask.tick[1], ask.tick[2])
   end
-  local after_one = math.max(used_until, now) + cost
-  if after_one - burst > now then
-    return {'throttled'}
+  local waits_until
+  if must_wait then
+    local kept, fields, items, timeline, timer = unpack(ask.waiting)
+    for i = kept + 1, #ask.fields do
+      ask.fields[i] = nil
+    end
+    for i = 1, #fields do
+      ask.fields[kept + i] = fields[i]
+    end
+    waits_until = ask.created_at + config[8]
+    ask.status, ask.items, ask.timeline, ask.is_finished = 'queued', items, timeline, false
+    ask.effects = {{'set', timer[1], waits_until, '', timer[2]}}
+    enqueue(ask.tenant, ask.run, ask.queue[1], ask.queue[2], ask.created)
+    redis.call('ZADD', key.known, 0, ask.tenant)
+  elseif ask.takes_slot then
+    take_slot(ask.tenant, ask.run)
   end
-  redis.call('HSET', key.rates, ask.tenant, string.format('%.17g', after_one))
+  if budgets and #budgets > 0 then
+    reserve_budgets(ask.run, ask.tenant, budgets, ask.budget)
+    ask.fields[#ask.fields + 1] = 'budgets'
+    ask.fields[#ask.fields + 1] = 1
+  end
+  if ask.key then
+    redis.call('HSET', key.keys, ask.key, cmsgpack.pack({'0', ask.fingerprint, ask.run}))
+    if has_expired then
+      redis.call('ZREM', key.aging, ask.key)
+    end
+  end
+  redis.call('ZADD', key.runs, 0, ask.created)
+  if ask.shared_run then
+    redis.call('ZADD', key.shared_runs, 0, ask.shared_run)
+  end
+  last_created = ask.created
+  enlist(ask.listed, ask.tenant, ask.created, ask.status, ask.fields)
+  become(ask, stamped(ask.version, ask.fence, ask.nonce), true)
+  if ask.audit then
+    write_audit(ask.audit)
+  end
+
+  if must_wait then
+    return {'queued', queue_position(ask.tenant, ask.run), waits_until}
+  end
+  return {'admitted'}
 end
 
-if ask.tick then
-  redis.call('HSET', key.ticks, ask.tick[1], ask.tick[2])
-end
-local waits_until
-if must_wait then
-  local kept, fields, items, timeline, timer = unpack(ask.waiting)
-  for i = kept + 1, #ask.fields do
-    ask.fields[i] = nil
+local answers, named, tenant = {}, #KEYS - OF_RUN * (#ARGV - 1), nil
+for row = 1, #ARGV do
+  if row > 1 then
+    for i = 1, OF_RUN do
+      KEYS[i] = KEYS[named + OF_RUN * (row - 2) + i]
+    end
   end
-  for i = 1, #fields do
-    ask.fields[kept + i] = fields[i]
+  local ask = cmsgpack.unpack(ARGV[row])
+  tenant, answers[row] = ask.tenant, admit(ask)
+end
+if last_created then
+  if redis.call('HSET', key.seen, tenant, string.sub(last_created, 1, 16)) == 1 then
+    redis.call('ZADD', key.seen_names, 0, tenant)
   end
-  waits_until = ask.created_at + config[8]
-  ask.status, ask.items, ask.timeline, ask.is_finished = 'queued', items, timeline, false
-  ask.effects = {{'set', timer[1], waits_until, '', timer[2]}}
-  enqueue(ask.tenant, ask.run, ask.queue[1], ask.queue[2], ask.created)
-  redis.call('ZADD', key.known, 0, ask.tenant)
-elseif ask.takes_slot then
-  take_slot(ask.tenant, ask.run)
-end
-if budgets and #budgets > 0 then
-  reserve_budgets(ask.run, ask.tenant, budgets, ask.budget)
-  ask.fields[#ask.fields + 1] = 'budgets'
-  ask.fields[#ask.fields + 1] = 1
-end
-if ask.key then
-  redis.call('HSET', key.keys, ask.key, cmsgpack.pack({'0', ask.fingerprint, ask.run}))
-  redis.call('ZREM', key.aging, ask.key)
-end
-redis.call('ZADD', key.runs, 0, ask.created)
-if ask.shared_run then
-  redis.call('ZADD', key.shared_runs, 0, ask.shared_run)
-end
-if redis.call('HSET', key.seen, ask.tenant, string.sub(ask.created, 1, 16)) == 1 then
-  redis.call('ZADD', key.seen_names, 0, ask.tenant)
-end
-enlist(ask.listed, ask.tenant, ask.created, ask.status)
-become(ask, stamped(ask.version, ask.fence, ask.nonce), true)
-if ask.audit then
-  write_audit(ask.audit)
-end
-
-if ask.key then
   -- Each admission removes a few expired keys, so that their number stays bounded.
-  for _, name in ipairs(redis.call('ZRANGEBYSCORE', key.aging, 0, whole(now), 'LIMIT', 0, 2)) do
+  local most = 2 * #ARGV
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', key.aging, 0, whole(now), 'LIMIT', 0, most)) do
     redis.call('HDEL', key.keys, name)
     redis.call('ZREM', key.aging, name)
   end
 end
-if must_wait then
-  return {'queued', queue_position(ask.tenant, ask.run), waits_until}
-end
-return {'admitted'}
+return answers

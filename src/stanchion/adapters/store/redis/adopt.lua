@@ -8,7 +8,9 @@ if not run[1] then
   return 0
 end
 local place, tenant = string.sub(run[2], 1, 39), string.sub(run[2], 40)
-enlist(cmsgpack.unpack(ARGV[1]), tenant, place, run[1])
+local fields = {}
+enlist(cmsgpack.unpack(ARGV[1]), tenant, place, run[1], fields)
+redis.call('HSET', key.run, unpack(fields))
 redis.call('HSET', key.run, 'about', ARGV[2])
 local created = string.sub(place, 1, 16)
 if created > (redis.call('HGET', key.seen, tenant) or '') then

@@ -526,6 +526,11 @@ class StoreKeys:
             for begin, kind in self._pattern(names, shard)
         ]
 
+    def of_runs(self, names: Sequence[str], shard: int, runs: Sequence[RunId]) -> list[str]:
+        """The keys with these names of some runs of one shard, run by run."""
+        begins = [f"{self._roots[shard]}{name}:" for name in names]
+        return [begin + run_id for run_id in runs for begin in begins]
+
     def _pattern(self, names: tuple[str, ...], shard: int) -> list[tuple[str, int]]:
         """The constant parts of the keys of a script in one shard."""
         known = self._patterns.get((names, shard))

@@ -2,14 +2,14 @@
 --   uses text; keys run listed
 --   A name there is a prefix and the place of the run: its time of creation and id. The prefixes of
 --   a status are written here, the others by ``encode.listed_names``; they are kept with the run.
---   enlist(names, tenant, place, status)    a new run
+--   enlist(names, tenant, place, status, fields)    a new run; adds to the fields of its hash
 --   relist(tenant, status)                  before the status of a run is written
 --   delist()                                before a run is removed
 local function by_status(tenant, place, status)
   return 's' .. sized(tenant) .. status .. ':' .. place, 'S' .. status .. ':' .. place
 end
 
-local function enlist(names, tenant, place, status)
+local function enlist(names, tenant, place, status, fields)
   local of_tenant, of_all = by_status(tenant, place, status)
   local entries = {0, of_tenant, 0, of_all}
   for _, name in ipairs(names) do
@@ -17,7 +17,8 @@ local function enlist(names, tenant, place, status)
     entries[#entries + 1] = name
   end
   redis.call('ZADD', key.listed, unpack(entries))
-  redis.call('HSET', key.run, 'listed', cmsgpack.pack(names))
+  fields[#fields + 1] = 'listed'
+  fields[#fields + 1] = cmsgpack.pack(names)
 end
 
 local function relist(tenant, status)

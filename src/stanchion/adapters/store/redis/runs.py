@@ -95,6 +95,8 @@ _OF_SHARD_PART: Final = 8
 _STREAM_ID: Final = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 
+_KEYS_OF_RUN: Final = ("run", "items", "out", "jobs", "inbox", "timeline")
+"""The keys of a run that ``admit.lua`` takes, in its order."""
 _MISSES: Final = {
     b"gone": SettleMiss.GONE,
     b"stale_fence": SettleMiss.STALE_FENCE,
@@ -108,22 +110,43 @@ class RedisRuns(Sharded):
     """See ``ports.store.Runs``."""
 
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
-        run = admission.run
-        shard = shard_of_tenant(run.tenant)
-        assert shard == shard_of_run(run.id), "an id begins with its tenant's shard"
+        (verdict,) = await self.admit_many((admission,), within_ms=within_ms)
+        return verdict
+
+    async def admit_many(
+        self, admissions: Sequence[Admission], *, within_ms: int
+    ) -> tuple[Verdict, ...]:
+        if not admissions:
+            return ()
+        first, *others = (each.run.id for each in admissions)
+        tenant = admissions[0].run.tenant
+        shard = shard_of_tenant(tenant)
+        assert shard == shard_of_run(first), "an id begins with its tenant's shard"
+        more = self._shards.keys.of_runs(_KEYS_OF_RUN, shard, others)
 
         def make(not_after: Instant) -> RedisRequest:
-            asked = encode.encode_admission(
-                admission,
-                not_after=not_after,
-                key_ttl_ms=self._shards.key_ttl_ms,
-                audit_ttl_ms=self._shards.audit_ttl_ms,
+            asked = (
+                encode.encode_admission(
+                    each,
+                    not_after=not_after,
+                    key_ttl_ms=self._shards.key_ttl_ms,
+                    audit_ttl_ms=self._shards.audit_ttl_ms,
+                )
+                for each in admissions
             )
-            return self._shards.step("admit", shard, asked, run_id=run.id, tenant=run.tenant)
+            return self._shards.step(
+                "admit", shard, *asked, run_id=first, tenant=tenant, more_keys=more
+            )
 
         slot = self._shards.keys.slots[shard]
-        reply = await ask_in_time(self._shards.client, slot, within_ms, make)
+        replies = await ask_in_time(self._shards.client, slot, within_ms, make)
+        return tuple(map(self._admitted, admissions, replies))
+
+    def _admitted(self, admission: Admission, reply: Reply) -> Verdict:
+        """The verdict in a reply; notes what the store has now."""
+        run = admission.run
         verdict = _verdict(run.id, reply)
+        shard = shard_of_tenant(run.tenant)
         if isinstance(verdict, Admitted):
             self._shards.remember(run.id, run.tenant)
             self._shards.expect_jobs(shard, admission.transition.effects)

@@ -83,6 +83,7 @@ class Shards:
         *arguments: str | bytes | int,
         run_id: str = "",
         tenant: str = "",
+        more_keys: Sequence[str] = (),
         is_repeatable: bool = True,
     ) -> RedisRequest:
         """A request that runs a script in one shard."""
@@ -90,7 +91,7 @@ class Shards:
             self.expect_due()
         script = script_of(name)
         keys = self.keys.all_of(script.key_names, shard, run_id=run_id, tenant=tenant)
-        packed = script.call(keys, arguments)
+        packed = script.call([*keys, *more_keys] if more_keys else keys, arguments)
         return RedisRequest(self.keys.slots[shard], packed, script, is_repeatable)
 
     def step_at(

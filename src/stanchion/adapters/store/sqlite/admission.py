@@ -43,7 +43,7 @@ from stanchion.core.queue import OnFull
 from stanchion.core.schedule import TickMark
 from stanchion.ports.records import Admission, StartsChecked, StartTerms, Tenant, label_texts
 
-__all__ = ["admit", "check_starts"]
+__all__ = ["admit", "admit_many", "check_starts"]
 
 _DEFAULTS = Tenant()
 
@@ -61,25 +61,39 @@ class _Standing(NamedTuple):
     """The number of the next run."""
 
 
-def admit(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: int) -> Verdict:
-    """See ``ports.store.Runs.admit``."""
+class _Read(NamedTuple):
+    """What was read at once for the admissions of one call."""
+
+    keys: Mapping[str, KeyRecord]
+    runs: Collection[str]
+    """Those that exist: the same call was executed before."""
+
+
+def admit(
+    db: Database,
+    admission: Admission,
+    not_after: Instant,
+    key_ttl_ms: int,
+    read: _Read | None = None,
+) -> Verdict:
+    """See ``ports.store.Runs.admit``. ``read``: what is known of its run and key, if it is."""
     run = admission.run
     db.settle(pending_run(run.id), pending_key(run.tenant, admission.key))
     if admission.is_rate_limited or admission.tick is not None:
         db.pending.write()
     asked = (run.tenant, *admission.definitions.items())
     standing: _Standing | None = db.pending.known.get(asked)
-    is_known, exists = standing is not None, False
+    is_known, exists = standing is not None, read is not None and run.id in read.runs
     if standing is None:
         exists, standing = _read_standing(db, run.tenant, admission.definitions, run.id)
         db.pending.known[asked] = standing
     limits = standing.tenant.budgets
     tallies = present_tallies(db, run.tenant, limits) if limits else {}
-    facts = _facts(db, admission, standing, tallies, not_after, key_ttl_ms)
+    facts = _facts(db, admission, standing, tallies, not_after, key_ttl_ms, read)
     verdict = judge(replace(facts, exists=exists))
     if standing.queued or isinstance(verdict, Queued):
         return _admit_in_turn(db, admission, not_after, key_ttl_ms)
-    if is_known and not isinstance(verdict, Admitted):
+    if is_known and read is None and not isinstance(verdict, Admitted):
         # Only the first admission of a batch checks whether its run exists, and the others before
         # they are refused. Writing a run that exists fails: then the batch is repeated one by one.
         exists, _ = _read_standing(db, run.tenant, admission.definitions, run.id)
@@ -92,6 +106,29 @@ def admit(db: Database, admission: Admission, not_after: Instant, key_ttl_ms: in
     return verdict
 
 
+def admit_many(
+    db: Database, admissions: Sequence[Admission], not_after: Instant, key_ttl_ms: int
+) -> tuple[Verdict, ...]:
+    """See ``ports.store.Runs.admit_many``."""
+    if not admissions:
+        return ()
+    tenant = admissions[0].run.tenant
+    runs = [each.run.id for each in admissions]
+    keys = [each.key for each in admissions if each.key is not None]
+    db.settle(*map(pending_run, runs), *(pending_key(tenant, key) for key in keys))
+    found = db.peek_every(SQL["read_known_runs"], runs=encode_text(runs))
+    read = _Read(_records(db, tenant, keys, key_ttl_ms), {run_id for (run_id,) in found})
+    verdicts: list[Verdict] = []
+    seen: set[str] = set()
+    for each in admissions:
+        # What was read does not hold for a key or a run of an earlier one of them.
+        names = {each.run.id} if each.key is None else {each.run.id, f"key {each.key}"}
+        known = read if seen.isdisjoint(names) else None
+        seen |= names
+        verdicts.append(admit(db, each, not_after, key_ttl_ms, known))
+    return tuple(verdicts)
+
+
 def check_starts(
     db: Database,
     tenant: TenantId,
@@ -101,13 +138,22 @@ def check_starts(
 ) -> StartsChecked:
     """See ``ports.store.Runs.check_starts``."""
     db.pending.write()
-    aged_before = Instant(db.now() - key_ttl_ms)
-    rows = db.peek_every(SQL["read_keys"], tenant=tenant, keys=encode_text([*keys])) if keys else ()
-    found = ((key, _record(row, aged_before)) for key, *row in rows)
     return StartsChecked(
         tuple(_refusal(db, tenant, each) for each in terms),
-        {key: record for key, record in found if record is not None},
+        _records(db, tenant, keys, key_ttl_ms),
     )
+
+
+def _records(
+    db: Database, tenant: TenantId, keys: Collection[str], key_ttl_ms: int
+) -> dict[str, KeyRecord]:
+    """The records of those of the keys that are known. No pending row may concern them."""
+    if not keys:
+        return {}
+    aged_before = Instant(db.now() - key_ttl_ms)
+    rows = db.peek_every(SQL["read_keys"], tenant=tenant, keys=encode_text([*keys]))
+    found = ((key, _record(row, aged_before)) for key, *row in rows)
+    return {key: record for key, record in found if record is not None}
 
 
 def _refusal(db: Database, tenant: TenantId, terms: StartTerms) -> Refused | None:
@@ -194,8 +240,13 @@ def _facts(
     tallies: Mapping[str, BudgetTally],
     not_after: Instant,
     key_ttl_ms: int,
+    read: _Read | None = None,
 ) -> Facts:
     run, now, tenant = admission.run, db.now(), standing.tenant
+    if read is None:
+        key = _key(db, run.tenant, admission.key, Instant(now - key_ttl_ms))
+    else:
+        key = None if admission.key is None else read.keys.get(admission.key)
     rate = None
     if admission.is_rate_limited and tenant.job_rate_per_s is not None:
         rate = Rate(tenant.job_rate_per_s, standing.rate_used_until_ms)
@@ -203,7 +254,7 @@ def _facts(
         run_id=run.id,
         now=now,
         not_after=not_after,
-        key=_key(db, run.tenant, admission.key, Instant(now - key_ttl_ms)),
+        key=key,
         fingerprint=admission.fingerprint,
         tick_is_taken=admission.tick is not None and _is_taken(db, run.tenant, admission.tick),
         definition_is_current=standing.is_current,

@@ -149,6 +149,15 @@ class SqliteStore:
             wait_s=within_ms / _MS_PER_S,
         )
 
+    async def admit_many(
+        self, admissions: Sequence[Admission], *, within_ms: int
+    ) -> tuple[Verdict, ...]:
+        not_after = Instant(self._clock.now() + within_ms)
+        return await self.writer.call(
+            lambda db: gate.admit_many(db, admissions, not_after, self._key_ttl_ms),
+            wait_s=within_ms / _MS_PER_S,
+        )
+
     async def check_starts(
         self, tenant: TenantId, terms: Sequence[StartTerms], keys: Collection[str]
     ) -> StartsChecked:

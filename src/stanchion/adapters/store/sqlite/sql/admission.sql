@@ -35,6 +35,12 @@ SELECT
     ),
     1 + coalesce((SELECT max(run) FROM runs), 0)
 
+-- name: read_known_runs
+-- Answers (id) of those of :runs, a JSON array, that exist.
+SELECT runs.id
+FROM json_each(:runs) AS asked
+CROSS JOIN runs ON (runs.tail, runs.head) = (substr(asked.value, 3), substr(asked.value, 1, 2))
+
 -- name: read_key
 -- Answers (fingerprint, run_id, ended_at): the record of a key, and when its run ended.
 SELECT keys.fingerprint, runs.id, runs.ended_at
