@@ -69,7 +69,9 @@ def _batches(name: str, site: Site, pace: Pace) -> Row:
     def started_per_s() -> float:
         started, spent_s = 0, 0.0
         while spent_s < pace.seconds:
-            body = {"runs": [{"input": given, "key": f"batch-{next(keys)}"} for _ in range(BATCH)]}
+            numbers = [next(keys) for _ in range(BATCH)]
+            # Each run has an input of its own, which its first step reads.
+            body = {"runs": [{"input": given | {"n": n}, "key": f"batch-{n}"} for n in numbers]}
             begun_s = time.perf_counter()
             results = site.call("POST", f"{PATH}/batch", body)["results"]
             spent_s += time.perf_counter() - begun_s

@@ -53,10 +53,14 @@ async def test_an_operation_that_fails_takes_back_only_what_it_did(db: Database)
 
 async def test_what_is_left_for_later_is_written_with_the_batch(db: Database) -> None:
     statements = _count_statements(db)
-    await _write(db, *(_leave(line) for line in range(100)))
-    assert _lines(db) == list(range(100))
+    await _write(db, *(_leave(line) for line in range(202)))
+    assert _lines(db) == list(range(202))
     inserts = [each for each in statements if each.startswith("INSERT")]
-    assert [each.count("(?)") for each in inserts] == [64, 32, 4]
+    assert [each.count("(?)") for each in inserts] == [100, 100, 2]
+    statements.clear()
+    await _write(db, *(_leave(line) for line in range(300, 399)))
+    inserts = [each for each in statements if each.startswith("INSERT")]
+    assert [each.count("(?)") for each in inserts] == [64, 32, 2, 1]
 
 
 async def test_whoever_reads_sees_what_was_left_for_later_before(db: Database) -> None:

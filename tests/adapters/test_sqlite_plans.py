@@ -58,8 +58,9 @@ _CHEAP = {
     "list_workflows_in_force": "SCAN in_force",
     "list_workflow_uses": "SCAN known",
     "read_keys": "SCAN asked VIRTUAL TABLE INDEX 1:",
+    "read_known_runs": "SCAN asked VIRTUAL TABLE INDEX 1:",
 }
-"""The last row of a table or index, the rows of one page, the keys that were asked for."""
+"""The last row of a table or index, the rows of one page, the keys or runs that were asked for."""
 
 
 def _statements() -> Iterator[tuple[str, str, str]]:

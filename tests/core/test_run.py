@@ -34,13 +34,14 @@ from stanchion.core.model import (
     OnReplay,
     OnRetry,
     PendingApproval,
+    RunId,
     RunStatus,
     StepId,
     Topic,
     WorkflowId,
 )
 from stanchion.core.retry import Fixed
-from stanchion.core.run import decide, evolve, items_to_read
+from stanchion.core.run import decide, evolve, items_to_read, start_like, starts_are_alike
 from stanchion.core.steps.approval import data_faults, rule_against
 from stanchion.core.steps.job import ITEMS_TRACED
 from stanchion.core.transition import (
@@ -89,6 +90,53 @@ def test_starting_dispatches_every_step_that_needs_nothing() -> None:
     assert world.statuses() == {"a": "running", "b": "running", "c": "pending"}
     assert list(world.jobs) == ["r1:a@1", "r1:b@1"]
     assert world.run.status is RunStatus.RUNNING
+
+
+def test_a_start_is_made_from_that_of_a_run_of_the_same_time() -> None:
+    flow = workflow(
+        a=job(input={"n": "${input.n}"}, timeout_s=9.0), b=job(input={"x": 1}), c=job(A)
+    )
+    plan, began = planned(flow), Started(actor="caller")
+    traced = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    first = replace(pending_run(plan, {"n": 1}), traceparent=traced)
+    second = replace(first, id=RunId("r2"), input={"n": "two"})
+    made = decide(plan, first, began, START)
+    assert starts_are_alike(plan, made)
+    like = start_like(plan, made, second)
+    assert like is not None
+    assert like == decide(plan, second, began, START)
+    sent = [each.job for each in like.effects if isinstance(each, DispatchJob)]
+    assert [(each.id, each.input) for each in sent] == [
+        ("r2:a@1", {"n": "two"}),
+        ("r2:b@1", {"x": 1}),
+    ]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        job(when="input.n > 0"),
+        ApprovalSpec(message="go?"),
+        DelaySpec(delay_s=5),
+        ForEachSpec(for_each="${input.list}", topic=Topic("work")),
+        job(input="${input.nothing}"),  # it fails
+    ],
+)
+def test_a_start_that_an_input_may_change_is_decided_by_itself(first: StepSpec) -> None:
+    plan = planned(workflow(a=first, b=job()))
+    run = pending_run(plan, {"n": 1, "list": [1]})
+    assert not starts_are_alike(plan, decide(plan, run, Started(), START))
+
+
+def test_a_start_whose_expressions_fail_or_cost_much_is_decided_by_itself() -> None:
+    plan = planned(workflow(a=job(input="${input.list.map(x, x + 1)}")))
+    run = pending_run(plan, {"list": [1]})
+    made = decide(plan, run, Started(), START)
+    assert starts_are_alike(plan, made)
+    assert start_like(plan, made, replace(run, input={"list": ["one"]})) is None
+    many = replace(run, input={"list": [1] * 1_000})
+    assert start_like(plan, made, many) is not None
+    assert start_like(plan, made, many, work_max=100) is None
 
 
 def test_starting_twice_is_ignored() -> None:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from stanchion.core.events import CancelRequested, Started
 from stanchion.core.json_value import JsonObject
-from stanchion.core.model import Run, WorkflowId
-from stanchion.core.run import decide
+from stanchion.core.model import Run, RunId, WorkflowId
+from stanchion.core.run import decide, start_like, starts_are_alike
 from stanchion.core.workflow import ForEachSpec, JobSpec, Workflow
 from tests.core.strategies import INPUTS, drive, families, step_forward
-from tests.core.world import World, pending_run, planned
+from tests.core.world import START, World, pending_run, planned
 
 Family = tuple[Workflow, dict[WorkflowId, Workflow]]
 SEEDS = st.integers(0, 2**32)
@@ -51,6 +51,17 @@ def test_results_do_not_depend_on_the_order_of_events(
         }
         ends.append((world.run.status, world.run.output, world.run.error, steps))
     assert ends[0] == ends[1]
+
+
+@given(families(), INPUTS, INPUTS)
+def test_a_start_that_is_made_from_another_is_as_decided(
+    family: Family, one: JsonObject, other: JsonObject
+) -> None:
+    plan, began = planned(*family), Started(actor="caller")
+    made = decide(plan, pending_run(plan, one), began, START)
+    second = msgspec.structs.replace(pending_run(plan, other), id=RunId("r2"))
+    if starts_are_alike(plan, made):
+        assert start_like(plan, made, second) in (None, decide(plan, second, began, START))
 
 
 @given(families(), INPUTS, SEEDS, SEEDS)
@@ -136,7 +147,7 @@ from random import Random
 import msgspec
 from hypothesis import seed, settings, given, Phase
 from tests.core.strategies import INPUTS, drive, families
-from tests.core.world import World, pending_run, planned
+from tests.core.world import START, World, pending_run, planned
 digest = hashlib.sha256()
 @settings(max_examples=40, derandomize=True, database=None, phases=[Phase.generate])
 @given(families(), INPUTS)

@@ -228,7 +228,9 @@ def fingerprint(workflow_id: WorkflowId, body: JsonValue) -> str:
 
     The order of members, white space, and ``1`` or ``1.0`` make no difference.
     """
-    canonical = msgspec.json.encode([workflow_id, _plain(body)], order="sorted")
+    canonical = msgspec.json.encode([workflow_id, body], order="sorted")
+    if b".0" in canonical:  # as in every float that is equal to an integer of this size
+        canonical = msgspec.json.encode([workflow_id, _plain(body)], order="sorted")
     return hashlib.sha256(canonical).hexdigest()
 
 

@@ -44,12 +44,24 @@ from stanchion.core.events import (
     TimerFired,
     TimerKind,
 )
-from stanchion.core.expression import ExpressionError
-from stanchion.core.model import Failure, Instant, Run, RunStatus, Step, StepId, StepStatus
+from stanchion.core.expression import WORK_MAX, EvaluationBudget, ExpressionError
+from stanchion.core.model import (
+    Failure,
+    Instant,
+    OnJob,
+    Run,
+    RunStatus,
+    Step,
+    StepId,
+    StepStatus,
+    job_id,
+)
 from stanchion.core.queue import QUEUE_TIMEOUT, QUEUE_TIMER
 from stanchion.core.steps import approval, delay, foreach, job, subworkflow
 from stanchion.core.transition import (
     ClearTimer,
+    DispatchJob,
+    Effect,
     Ignored,
     RevokeJob,
     SetTimer,
@@ -72,6 +84,8 @@ if TYPE_CHECKING:
     from stanchion.core.json_value import JsonValue
     from stanchion.core.plan import Body, Plan, PlannedStep
 
+_replace: Final = msgspec.structs.replace
+
 __all__ = [
     "DecisionTooLong",
     "decide",
@@ -81,6 +95,8 @@ __all__ = [
     "queued_line",
     "queued_run",
     "revokes_jobs",
+    "start_like",
+    "starts_are_alike",
 ]
 
 
@@ -114,6 +130,56 @@ def decide_all(
     if None in ignored and not draft.status.is_finished:
         _show_status(draft)
     return draft.transition(tuple(ignored))
+
+
+def starts_are_alike(plan: Plan, made: Transition) -> bool:
+    """Whether ``start_like`` may make other first transitions of this plan from this one.
+
+    They must differ in nothing but the inputs of jobs: all steps that need no other step are jobs
+    without a condition, and all of them were dispatched.
+    """
+    for step_id in plan.body.steps:
+        step = plan.steps[step_id]
+        is_job = isinstance(step.spec, JobSpec) and step.input is not None
+        if not step.needs and not (is_job and step.condition is None and not _reads_steps(step)):
+            return False
+    return made.status is RunStatus.RUNNING and all(
+        isinstance(state.wait, OnJob) for state in made.steps.values()
+    )
+
+
+def _reads_steps(step: PlannedStep) -> bool:
+    return step.input is not None and "steps" in step.input.uses
+
+
+def start_like(
+    plan: Plan, made: Transition, run: Run, *, work_max: int | None = None
+) -> Transition | None:
+    """The first transition of a run, from that of another run of the plan.
+
+    The same as ``decide_all`` returns for it. Both are new runs of one tenant, started by the same
+    actor at the same time with the same ``traceparent``, and neither is a rerun. ``None`` if the
+    run must be decided by itself, because an expression fails or is costly.
+    """
+    scope: dict[str, JsonValue] = {"input": run.input}
+    # Less than a decision allows: what exceeds it is decided again.
+    budget = EvaluationBudget(work=WORK_MAX if work_max is None else min(WORK_MAX, work_max))
+    steps, effects = dict[StepId, Step](), list[Effect]()
+    for effect in made.effects:
+        if not isinstance(effect, DispatchJob):
+            effects.append(effect)
+            continue
+        sent = effect.job
+        template = plan.steps[sent.step_id].input
+        assert template is not None
+        try:
+            work = template.evaluate(scope, budget)
+        except ExpressionError:
+            return None
+        new_id = job_id(run.id, sent.step_id, None, sent.attempt)
+        effects.append(DispatchJob(_replace(sent, id=new_id, run_id=run.id, input=work)))
+        steps[sent.step_id] = _replace(made.steps[sent.step_id], wait=OnJob(new_id))
+    return _replace(made, steps=steps, effects=tuple(effects))
 
 
 def queued_run(before: Run, *, wait_ms: int) -> tuple[Run, Transition]:

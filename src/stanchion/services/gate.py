@@ -25,6 +25,7 @@ from stanchion.core.events import Started as StartRequested
 from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import (
+    Instant,
     Item,
     ItemKey,
     Run,
@@ -79,6 +80,8 @@ from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
 from stanchion.services.work import Decider
 
 _NO_VERSION: Final = -1
+_NAME_BYTES: Final = 24
+"""Of the random bits for an id and a nonce."""
 """No workflow has this version: an admission with it can only be replayed, never admitted."""
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _ITEMS_AT_ONCE: Final = 1_000
@@ -356,30 +359,38 @@ class Gate:
             # The cached plan may be old: only the newest version may refuse an input.
             linked = await self._plans.newest(tenant, call.workflow_id, refresh=True)
             return await self._prepared_rows(call, linked, given, is_fresh=True)
+        if not isinstance(linked, Linked):
+            pairs = zip(given, looked, strict=True)
+            return [self._refused(call, row, asked, linked) for row, (asked, _) in pairs]
         rows: dict[int, PreparedRow[NotStarted]] = {}
-        pending: dict[int, Run] = {}
-        traced = _traceparent(call)
-        for place, (row, (asked, faults)) in enumerate(zip(given, looked, strict=True)):
-            if not isinstance(linked, Linked) or faults:
-                refused = InvalidInput(faults) if isinstance(linked, Linked) else linked
-                rows[place] = PreparedRow(self._nothing(call, row, asked), None, refused)
-            else:
-                pending[place] = self._pending(
-                    tenant,
-                    linked,
-                    row.input,
-                    labels=row.labels,
-                    starter=row.actor,
-                    traceparent=traced,
-                )
-        if isinstance(linked, Linked) and pending:
-            began = StartRequested(actor=given[0].actor)
-            runs = [*pending.values()]
-            transitions = await self._decider.decide_each(linked.plan, runs, (began,))
-            for place, run, transition in zip(pending, runs, transitions, strict=True):
-                row, asked = given[place], looked[place][0]
-                rows[place] = self._row(call, linked, row, asked, run, transition)
+        for place, (asked, faults) in enumerate(looked):
+            if faults:
+                rows[place] = self._refused(call, given[place], asked, InvalidInput(faults))
+        others = [place for place in range(len(given)) if place not in rows]
+        runs = self._pending_rows(call, linked, [given[place] for place in others])
+        began = StartRequested(actor=given[0].actor)
+        transitions = await self._decider.decide_each(linked.plan, runs, (began,))
+        for place, run, transition in zip(others, runs, transitions, strict=True):
+            asked, _ = looked[place]
+            rows[place] = self._row(call, linked, given[place], asked, run, transition)
         return [rows[place] for place in range(len(given))]
+
+    def _pending_rows(self, call: GateCall, linked: Linked, given: Sequence[_Given]) -> list[Run]:
+        """The runs of a batch before their first decision. They differ in little."""
+        if not given:
+            return []
+        traced = _traceparent(call)
+        model = self._pending(call.tenant, linked, {}, starter=given[0].actor, traceparent=traced)
+        names = self._new_names(call.tenant, model.created_at, len(given))
+        return [
+            replace(model, id=run_id, input=row.input, labels=row.labels, stamp=stamp)
+            for row, (run_id, stamp) in zip(given, names, strict=True)
+        ]
+
+    def _refused(
+        self, call: GateCall, given: _Given, asked: str, why: NotStarted
+    ) -> PreparedRow[NotStarted]:
+        return PreparedRow(self._nothing(call, given, asked), None, why)
 
     def _row(
         self,
@@ -391,11 +402,9 @@ class Gate:
         transition: Transition,
     ) -> PreparedRow[NotStarted]:
         if too_many := _too_many_items(transition):
-            refused = InvalidInput(too_many)
-            return PreparedRow(self._nothing(call, given, asked), None, refused)
-        stamp = Stamp(1, self._context.entropy.token())
+            return self._refused(call, given, asked, InvalidInput(too_many))
         admission = Admission(
-            run=replace(evolve(pending, transition), stamp=stamp),
+            run=evolve(pending, transition),
             before=pending,
             transition=transition,
             key=given.key,
@@ -483,14 +492,15 @@ class Gate:
 
     def _nothing(self, call: GateCall, given: _Given, asked: str) -> Admission:
         """An admission that finds the run of its key, and creates none."""
+        now = self._context.clock.now()
         return Admission(
             run=Run(
-                id=self._new_id(call.tenant),
+                id=self._new_id(call.tenant, now),
                 tenant=call.tenant,
                 workflow_id=call.workflow_id,
                 workflow_version=_NO_VERSION,
                 input=given.input,
-                created_at=self._context.clock.now(),
+                created_at=now,
             ),
             transition=Transition(status=RunStatus.PENDING),
             key=given.key,
@@ -540,12 +550,13 @@ class Gate:
         if isinstance(wanted, RerunRefused):
             return wanted
         items = await self._items(old.id, wanted)
+        now = self._context.clock.now()
         pending = rerun(
             plan,
             old,
             options,
-            run_id=self._new_id(old.tenant),
-            now=self._context.clock.now(),
+            run_id=self._new_id(old.tenant, now),
+            now=now,
             items=items,
         )
         return pending if isinstance(pending, RerunRefused) else (plan, pending)
@@ -586,15 +597,16 @@ class Gate:
         starter: str | None = None,
         traceparent: str | None = None,
     ) -> Run:
+        now = self._context.clock.now()
         return Run(
-            id=self._new_id(tenant),
+            id=self._new_id(tenant, now),
             tenant=tenant,
             workflow_id=linked.plan.workflow_id,
             workflow_version=linked.version,
             workflow_source=linked.source,
             uses=linked.uses,
             input=given,
-            created_at=self._context.clock.now(),
+            created_at=now,
             risk=linked.plan.risk,
             holds_slot=holds_slot,
             labels=labels or {},
@@ -623,11 +635,23 @@ class Gate:
         )
         return PreparedStart(admission, plan)
 
-    def _new_id(self, tenant: TenantId) -> RunId:
+    def _new_id(self, tenant: TenantId, now: Instant) -> RunId:
         # A token has no specified format; every bit of its digest is random.
         token = self._context.entropy.token().encode()
         chance = int.from_bytes(hashlib.blake2b(token, digest_size=8).digest(), "big")
-        return make_run_id(tenant, self._context.clock.now(), chance)
+        return make_run_id(tenant, now, chance)
+
+    def _new_names(self, tenant: TenantId, now: Instant, count: int) -> list[tuple[RunId, Stamp]]:
+        """Ids and first stamps of new runs, all from one token: see ``_new_id``."""
+        token = self._context.entropy.token().encode()
+        bits = hashlib.shake_256(token).digest(_NAME_BYTES * count)
+        return [
+            (
+                make_run_id(tenant, now, int.from_bytes(bits[at : at + 8], "big")),
+                Stamp(1, bits[at + 8 : at + _NAME_BYTES].hex()),
+            )
+            for at in range(0, len(bits), _NAME_BYTES)
+        ]
 
 
 class _Given(NamedTuple):
@@ -687,7 +711,9 @@ def _too_many_items(transition: Transition) -> tuple[Fault, ...]:
 
     Of those that begin later it is known only then.
     """
-    errors = (step.error for step in transition.steps.values() if step.error is not None)
+    errors = [step.error for step in transition.steps.values() if step.error is not None]
+    if not errors:
+        return ()
     return tuple(
         Fault("input", f"step '{error.step}': {error.message}")
         for error in errors

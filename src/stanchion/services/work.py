@@ -26,7 +26,7 @@ from stanchion.core.events import Event
 from stanchion.core.model import Instant, Run, TenantId
 from stanchion.core.plan import Plan
 from stanchion.core.retry import WorkAllowance
-from stanchion.core.run import DecisionTooLong, decide_all
+from stanchion.core.run import DecisionTooLong, decide_all, start_like, starts_are_alike
 from stanchion.core.transition import Transition
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
@@ -403,14 +403,26 @@ class Decider:
     async def decide_each(
         self, plan: Plan, runs: Sequence[Run], events: Sequence[Event]
     ) -> list[Transition]:
-        """``decide`` for new runs of one tenant, at the time of their creation."""
+        """``decide`` for new runs of one tenant, at the time of their creation.
+
+        ``events`` is their start. What the inputs do not change is decided once for runs that were
+        created at the same time.
+        """
         work_max = None if self._executor is None else LOOP_WORK_MAX
+        before: tuple[Run, Transition] | None = None
 
         def decided(run: Run) -> Transition | None:
+            nonlocal before
+            if before is not None and before[0].created_at == run.created_at:
+                transition = start_like(plan, before[1], run, work_max=work_max)
+                if transition is not None:
+                    return transition
             try:
-                return decide_all(plan, run, events, run.created_at, work_max=work_max)
+                transition = decide_all(plan, run, events, run.created_at, work_max=work_max)
             except DecisionTooLong:
                 return None
+            before = (run, transition) if starts_are_alike(plan, transition) else None
+            return transition
 
         made: list[Transition | None] = []
         if runs and not (self._executor is not None and self.budget.wait_ms(runs[0].tenant)):

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
-from itertools import count
+from itertools import chain, count
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -160,8 +160,8 @@ class Database:
         self.connection.executemany(statement, rows)
 
 
-_AT_ONCE_MAX: Final = 64
-"""Rows of one statement. Counts are powers of two, so that all statements stay prepared."""
+_AT_ONCE_MAX: Final = 100
+"""Rows of one statement. Lower counts are powers of two, so that all statements stay prepared."""
 _INSERT = re.compile(r"(INSERT INTO .+? VALUES )\(([:\w, ]+)\)(.*)")
 
 _Row = tuple[object, ...]
@@ -173,7 +173,7 @@ class Pending:
     def __init__(self, execute: Callable[[str, _Row], object]) -> None:
         self._execute = execute
         self._rows: dict[str, list[_Row]] = {}
-        self._touched: Counter[Hashable] = Counter()
+        self._touched: dict[Hashable, int] = {}  # not a Counter: it takes longer to say 0
         self.known: dict[Hashable, Any] = {}
         """Values read from the file, valid until the pending rows are written."""
 
@@ -183,11 +183,11 @@ class Pending:
 
     def touch(self, whom: Hashable) -> None:
         """Record that a pending row concerns ``whom``."""
-        self._touched[whom] += 1
+        self._touched[whom] = self._touched.get(whom, 0) + 1
 
     def touched(self, whom: Hashable) -> int:
         """The number of pending rows that concern ``whom``."""
-        return self._touched[whom]
+        return self._touched.get(whom, 0)
 
     def write(self) -> None:
         """Write all pending rows."""
@@ -199,9 +199,10 @@ class Pending:
         for statement, theirs in rows.items():
             insert, done = _insert(statement), 0
             while done < len(theirs):
-                count = min(_AT_ONCE_MAX, 1 << (len(theirs) - done).bit_length() - 1)
+                left = len(theirs) - done
+                count = _AT_ONCE_MAX if left >= _AT_ONCE_MAX else 1 << left.bit_length() - 1
                 some = theirs[done : done + count]
-                self._execute(insert.of(count), tuple(value for row in some for value in row))
+                self._execute(insert.of(count), tuple(chain.from_iterable(some)))
                 done += count
 
     def forget(self) -> None:
@@ -232,7 +233,9 @@ def _insert(statement: str) -> _Insert:
     assert found is not None, f"not an INSERT of one row: {statement}"
     names = [name.strip().removeprefix(":") for name in found[2].split(",")]
     places = f"({', '.join('?' * len(names))})"
-    return _Insert(found[1], places, found[3], lambda values: tuple(values[name] for name in names))
+    # Of a single name ``itemgetter`` gives no tuple.
+    row = itemgetter(*names) if len(names) > 1 else lambda values: (values[names[0]],)
+    return _Insert(found[1], places, found[3], row)
 
 
 _PART: Final = re.compile(r"<(part \w+)>")

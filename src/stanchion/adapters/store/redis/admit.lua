@@ -8,7 +8,9 @@
 -- KEYS   queue queue_ring queue_turns waiting queued promoted
 -- KEYS   more*
 --          of each further run: run items out jobs inbox timeline
--- ARGV   an admission for each run, a MessagePack map: see part run, and
+-- ARGV   1  what the admissions have in common; then an admission for each run. All are MessagePack
+--           maps; a member of an admission comes before the common one, and false may be absent:
+--           see part run, and
 --             not_after                 in this server's milliseconds
 --             key, fingerprint          the idempotency key with its tenant, or false
 --             definitions               own workflow id, version or 0 for none, …
@@ -36,8 +38,101 @@
 --        {'queue_full', limit, active, how many may wait} {'no_queue'}
 -- USES   time text budgets ready jobs retired effects listed run audit queue place
 local OF_RUN = 6 -- keys of a run; those of the run at hand come first
+local count = #ARGV - 1 -- of the runs
 
 local last_created -- of the last run that was created
+
+-- A command costs more than what it writes. So writes to keys that runs share are delayed, and one
+-- command writes those of many runs. A run that reads such a key later, or that needs more than a
+-- slot, jobs and timers, calls flush first and is written at once.
+local is_delaying, delayed, order = false, {}, {}
+local slots, active_now = 0, nil -- how many slots are delayed; the tenant's with them, if read
+local records = {} -- by idempotency key: its record, or false; nil if it must be read
+local numbered, last_number = 0, nil -- how many numbers of jobs were used, and the last one
+local joined, has_queue = {}, nil
+local write_now, number_now, join_now = many, numbers, join
+
+many = function(command, at, values)
+  local is_of_run = false
+  for i = 1, OF_RUN do
+    is_of_run = is_of_run or KEYS[i] == at
+  end
+  if is_of_run or not is_delaying then
+    return write_now(command, at, values)
+  end
+  local all = delayed[at]
+  if not all then
+    order[#order + 1], delayed[at] = {command, at}, values
+    return
+  end
+  for i = 1, #values do
+    all[#all + 1] = values[i]
+  end
+end
+
+numbers = function(jobs)
+  if not is_delaying then
+    return number_now(jobs)
+  end
+  last_number = last_number or tonumber(redis.call('HGET', key.counters, 'job') or '0')
+  numbered, last_number = numbered + jobs, last_number + jobs
+  return last_number - jobs
+end
+
+-- A queue that is in the ring stays there while this script runs.
+join = function(topic, tenant)
+  local queue = sized(topic) .. tenant
+  if not joined[queue] then
+    join_now(topic, tenant)
+    joined[queue] = true
+  end
+end
+
+local function flush(tenant)
+  for _, each in ipairs(order) do
+    write_now(each[1], each[2], delayed[each[2]])
+  end
+  if numbered > 0 then
+    redis.call('HINCRBY', key.counters, 'job', numbered)
+  end
+  if slots > 0 and redis.call('HINCRBY', key.active, tenant, slots) == slots then
+    redis.call('ZADD', key.known, 0, tenant)
+  end
+  delayed, order, slots, numbered, last_number = {}, {}, 0, 0, nil
+  active_now = nil
+end
+
+local function active_slots(tenant)
+  active_now = active_now or tonumber(redis.call('HGET', key.active, tenant) or '0')
+  return active_now
+end
+
+local function record_of(name)
+  if records[name] == nil then
+    records[name] = redis.call('HGET', key.keys, name)
+  end
+  return records[name]
+end
+
+-- Whether the first transition of a run only takes a slot, dispatches jobs and sets timers.
+local function is_plain(ask)
+  for _, effect in ipairs(ask.effects) do
+    if effect[1] ~= 'dispatch' and effect[1] ~= 'set' then
+      return false
+    end
+  end
+  return not ask.is_finished
+end
+
+local function promote_waiting(ask)
+  if has_queue == nil then
+    has_queue = redis.call('HEXISTS', key.queued, ask.tenant) == 1
+  end
+  if has_queue then
+    flush(ask.tenant)
+    promote(ask.tenant, ask.limit)
+  end
+end
 
 -- Neither the tenant's configuration nor the versions in force change while this script runs.
 local configs, own_versions, shared_versions = {}, {}, {}
@@ -71,9 +166,9 @@ local function are_in_force(ask)
   return true
 end
 
-local function admit(ask)
+local function admit(ask, may_exist)
   -- The checks and their order are those of core.admission.judge. Keep them identical.
-  if redis.call('EXISTS', key.run) == 1 then
+  if may_exist and redis.call('EXISTS', key.run) == 1 then
     local position = queue_position(ask.tenant, ask.run)
     return position and {'queued', position} or {'admitted'}
   end
@@ -82,7 +177,7 @@ local function admit(ask)
   end
   local has_expired = false -- the record of the key
   if ask.key then
-    local packed = redis.call('HGET', key.keys, ask.key)
+    local packed = record_of(ask.key)
     if packed then
       has_expired = true
       local known = cmsgpack.unpack(packed)
@@ -119,8 +214,8 @@ local function admit(ask)
   end
   local must_wait = false
   if ask.takes_slot then
-    promote(ask.tenant, ask.limit)
-    local active = limit and tonumber(redis.call('HGET', key.active, ask.tenant) or '0')
+    promote_waiting(ask)
+    local active = limit and active_slots(ask.tenant)
     if limit and active >= limit then
       if not queues or ask.queue[3] == 'reject' then
         return {'full', limit, active}
@@ -146,6 +241,10 @@ local function admit(ask)
     redis.call('HSET', key.rates, ask.tenant, string.format('%.17g', after_one))
   end
 
+  is_delaying = count > 1 and not must_wait and is_plain(ask)
+  if not is_delaying then
+    flush(ask.tenant)
+  end
   if ask.tick then
     redis.call('HSET', key.ticks, ask.tick[1], ask.tick[2])
   end
@@ -163,6 +262,10 @@ local function admit(ask)
     ask.effects = {{'set', timer[1], waits_until, '', timer[2]}}
     enqueue(ask.tenant, ask.run, ask.queue[1], ask.queue[2], ask.created)
     redis.call('ZADD', key.known, 0, ask.tenant)
+    has_queue = true
+  elseif ask.takes_slot and is_delaying then
+    many('ZADD', key.unfinished, {0, sized(ask.tenant) .. ask.run})
+    slots, active_now = slots + 1, active_now and active_now + 1
   elseif ask.takes_slot then
     take_slot(ask.tenant, ask.run)
   end
@@ -172,20 +275,25 @@ local function admit(ask)
     ask.fields[#ask.fields + 1] = 1
   end
   if ask.key then
-    redis.call('HSET', key.keys, ask.key, cmsgpack.pack({'0', ask.fingerprint, ask.run}))
+    records[ask.key] = cmsgpack.pack({'0', ask.fingerprint, ask.run})
+    many('HSET', key.keys, {ask.key, records[ask.key]})
     if has_expired then
       redis.call('ZREM', key.aging, ask.key)
     end
   end
-  redis.call('ZADD', key.runs, 0, ask.created)
+  many('ZADD', key.runs, {0, ask.created})
   if ask.shared_run then
-    redis.call('ZADD', key.shared_runs, 0, ask.shared_run)
+    many('ZADD', key.shared_runs, {0, ask.shared_run})
   end
   last_created = ask.created
   enlist(ask.listed, ask.tenant, ask.created, ask.status, ask.fields)
   become(ask, stamped(ask.version, ask.fence, ask.nonce), true)
   if ask.audit then
     write_audit(ask.audit)
+  end
+  if not is_delaying then
+    -- A run that has ended has freed its slot, and changed the record of its key.
+    active_now, records[ask.key or ''] = nil, nil
   end
 
   if must_wait then
@@ -194,22 +302,37 @@ local function admit(ask)
   return {'admitted'}
 end
 
-local answers, named, tenant = {}, #KEYS - OF_RUN * (#ARGV - 1), nil
-for row = 1, #ARGV do
+local answers, asks, names, others = {}, {}, {}, {}
+local common = {__index = cmsgpack.unpack(ARGV[1])}
+local named = #KEYS - OF_RUN * (count - 1)
+for row = 1, count do
+  asks[row] = setmetatable(cmsgpack.unpack(ARGV[row + 1]), common)
+  names[#names + 1] = asks[row].key or nil
+  others[row] = row < count and KEYS[named + OF_RUN * (row - 1) + 1] or nil -- the next run
+end
+if #names > 1 then
+  for i, record in ipairs(redis.call('HMGET', key.keys, unpack(names))) do
+    records[names[i]] = record
+  end
+end
+local any_exists = redis.call('EXISTS', key.run, unpack(others)) > 0
+local tenant, seen = asks[1].tenant, {}
+for row = 1, count do
   if row > 1 then
     for i = 1, OF_RUN do
       KEYS[i] = KEYS[named + OF_RUN * (row - 2) + i]
     end
   end
-  local ask = cmsgpack.unpack(ARGV[row])
-  tenant, answers[row] = ask.tenant, admit(ask)
+  answers[row] = admit(asks[row], any_exists or seen[key.run])
+  seen[key.run] = true
 end
+flush(tenant)
 if last_created then
   if redis.call('HSET', key.seen, tenant, string.sub(last_created, 1, 16)) == 1 then
     redis.call('ZADD', key.seen_names, 0, tenant)
   end
   -- Each admission removes a few expired keys, so that their number stays bounded.
-  local most = 2 * #ARGV
+  local most = 2 * count
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', key.aging, 0, whole(now), 'LIMIT', 0, most)) do
     redis.call('HDEL', key.keys, name)
     redis.call('ZREM', key.aging, name)

@@ -82,6 +82,7 @@ stands for an absent value, because a Lua list cannot contain nil.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, TypeAlias, TypeVar, assert_never
 
 import msgspec
@@ -148,49 +149,89 @@ DEFAULT_CAP: Final = _DEFAULTS.max_concurrent_runs or ""
 """The cap of a tenant without configuration, as an argument of scripts."""
 
 
-def encode_admission(
-    admission: Admission, *, not_after: Instant, key_ttl_ms: int, audit_ttl_ms: int
-) -> bytes:
-    """The argument of ``admit.lua``."""
-    run = admission.run
+def encode_admissions(
+    admissions: Sequence[Admission], *, not_after: Instant, key_ttl_ms: int, audit_ttl_ms: int
+) -> list[bytes]:
+    """The arguments of ``admit.lua`` for admissions of one tenant, at least one.
+
+    What a batch has in common is encoded once: its rows share the same objects.
+    """
+    first = admissions[0]
+    common: _Ask = {
+        "tenant": first.run.tenant,
+        "key_ttl": key_ttl_ms,
+        "dropped": (),
+        "items": (),
+        "timeline": [to_json(entry) for entry in first.transition.timeline],
+        "not_after": not_after,
+        "limit": _or_false(_DEFAULTS.max_concurrent_runs),
+        "rate": _or_false(_DEFAULTS.job_rate_per_s),
+        "budget": first.budget,
+    }
+    common["definitions"], common["shared"] = _definitions(first.definitions)
+    timers: dict[int, tuple[object, ...]] = {}
+    words = [_pack(common)]
+    for each in admissions:
+        ask = _admission(each, timers)
+        if each.transition.timeline is not first.transition.timeline:
+            ask["timeline"] = [to_json(entry) for entry in each.transition.timeline]
+        if each.definitions is not first.definitions:
+            ask["definitions"], ask["shared"] = _definitions(each.definitions)
+        if each.budget is not first.budget:
+            ask["budget"] = each.budget
+        if each.audit is not None:
+            ask["audit"] = audit_words(each.audit, audit_ttl_ms)
+        words.append(_pack(ask))
+    return words
+
+
+def _admission(admission: Admission, timers: dict[int, tuple[object, ...]]) -> _Ask:
+    """What is of one run alone. ``timers``: the effects that others have as well, by identity."""
+    run, queue = admission.run, admission.queue
     place = created_place(run.created_at, run.id)
-    key = None if admission.key is None else sized(run.tenant) + admission.key
-    shared_run = None
+    constant = ["base", _base(run), "whose", place + run.tenant, "about", about(run)]
+    ask: _Ask = {
+        "run": run.id,
+        "effects": [_shared_effect(effect, timers) for effect in admission.transition.effects],
+        "created": place,
+        "created_at": run.created_at,
+        "status": run.status,
+        "listed": listed_names(run),
+        "version": run.stamp.version,
+        "fence": run.fence,
+        "nonce": run.stamp.nonce,
+        "fingerprint": admission.fingerprint,
+        "queue": (str(PRIORITY_MAX - queue.priority), queue.fairness_key, queue.on_full or False),
+        "takes_slot": run.holds_slot,
+        "is_limited": admission.is_rate_limited,
+        "is_finished": run.status.is_finished,
+    }
+    if admission.key is not None:
+        ask["key"] = sized(run.tenant) + admission.key
+        constant += ["key", sized(run.tenant) + admission.key]
     if run.workflow_source is WorkflowSource.SHARED:
-        shared_run = sized(run.workflow_id) + sized(run.tenant) + run.id
+        ask["shared_run"] = sized(run.workflow_id) + sized(run.tenant) + run.id
+        constant += ["shared", sized(run.workflow_id) + sized(run.tenant) + run.id]
     # The run of the admission is stored: its first transition holds only the changes.
-    ask = _ask(run.id, run.tenant, admission.transition, key_ttl_ms)
-    constant = [
-        *("base", _base(run), "whose", place + run.tenant),
-        *("about", about(run)),
-        *(() if key is None else ("key", key)),
-        *(() if shared_run is None else ("shared", shared_run)),
-    ]
     ask["fields"] = [*constant, *_changing(run), *_steps(run.steps)]
-    ask["waiting"] = admission.before is not None and _waiting(admission.before, len(constant))
-    queue = admission.queue
-    ask["queue"] = (str(PRIORITY_MAX - queue.priority), queue.fairness_key, queue.on_full or False)
-    ask["created_at"] = run.created_at
-    ask["version"], ask["fence"], ask["nonce"] = run.stamp.version, run.fence, run.stamp.nonce
-    ask["items"] = _items(run.items)  # the transition has the same items
-    ask["is_finished"] = run.status.is_finished
-    ask["finished_at"] = _or_false(run.finished_at)
-    ask["not_after"] = not_after
-    ask["key"] = _or_false(key)
-    ask["fingerprint"] = admission.fingerprint
-    ask["definitions"], ask["shared"] = _definitions(admission.definitions)
-    ask["shared_run"] = _or_false(shared_run)
-    ask["takes_slot"] = run.holds_slot
-    ask["is_limited"] = admission.is_rate_limited
-    ask["budget"] = admission.budget
-    ask["limit"] = _or_false(_DEFAULTS.max_concurrent_runs)
-    ask["rate"] = _or_false(_DEFAULTS.job_rate_per_s)
-    ask["created"] = place
-    ask["tick"] = admission.tick is not None and _mark(run.tenant, admission.tick)
-    ask["audit"] = admission.audit is not None and audit_words(admission.audit, audit_ttl_ms)
-    ask["status"] = run.status
-    ask["listed"] = listed_names(run)
-    return _pack(ask)
+    if run.items:
+        ask["items"] = _items(run.items)  # the transition has the same items
+    if admission.before is not None:
+        ask["waiting"] = _waiting(admission.before, len(constant))
+    if run.finished_at is not None:
+        ask["finished_at"] = run.finished_at
+    if admission.tick is not None:
+        ask["tick"] = _mark(run.tenant, admission.tick)
+    return ask
+
+
+def _shared_effect(effect: Effect, timers: dict[int, tuple[object, ...]]) -> tuple[object, ...]:
+    if not isinstance(effect, SetTimer):
+        return _effect(effect)
+    known = timers.get(id(effect))
+    if known is None:
+        known = timers[id(effect)] = _effect(effect)
+    return known
 
 
 def encode_terms(tenant: TenantId, terms: Sequence[StartTerms]) -> bytes:
@@ -325,6 +366,7 @@ def status_range(tenant: TenantId | None, status: RunStatus) -> str:
     return f"S{status}:" if tenant is None else f"s{sized(tenant)}{status}:"
 
 
+@lru_cache(maxsize=1024)
 def workflow_range(tenant: TenantId, workflow_id: WorkflowId) -> str:
     """The prefix of the runs of a workflow."""
     return f"w{sized(tenant)}{sized(workflow_id)}"

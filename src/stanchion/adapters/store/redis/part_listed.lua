@@ -16,7 +16,7 @@ local function enlist(names, tenant, place, status, fields)
     entries[#entries + 1] = 0
     entries[#entries + 1] = name
   end
-  redis.call('ZADD', key.listed, unpack(entries))
+  many('ZADD', key.listed, entries)
   fields[#fields + 1] = 'listed'
   fields[#fields + 1] = cmsgpack.pack(names)
 end

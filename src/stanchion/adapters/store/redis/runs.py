@@ -125,14 +125,11 @@ class RedisRuns(Sharded):
         more = self._shards.keys.of_runs(_KEYS_OF_RUN, shard, others)
 
         def make(not_after: Instant) -> RedisRequest:
-            asked = (
-                encode.encode_admission(
-                    each,
-                    not_after=not_after,
-                    key_ttl_ms=self._shards.key_ttl_ms,
-                    audit_ttl_ms=self._shards.audit_ttl_ms,
-                )
-                for each in admissions
+            asked = encode.encode_admissions(
+                admissions,
+                not_after=not_after,
+                key_ttl_ms=self._shards.key_ttl_ms,
+                audit_ttl_ms=self._shards.audit_ttl_ms,
             )
             return self._shards.step(
                 "admit", shard, *asked, run_id=first, tenant=tenant, more_keys=more

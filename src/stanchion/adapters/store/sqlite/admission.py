@@ -78,7 +78,8 @@ def admit(
 ) -> Verdict:
     """See ``ports.store.Runs.admit``. ``read``: what is known of its run and key, if it is."""
     run = admission.run
-    db.settle(pending_run(run.id), pending_key(run.tenant, admission.key))
+    if read is None:
+        db.settle(pending_run(run.id), pending_key(run.tenant, admission.key))
     if admission.is_rate_limited or admission.tick is not None:
         db.pending.write()
     asked = (run.tenant, *admission.definitions.items())
@@ -90,7 +91,7 @@ def admit(
     limits = standing.tenant.budgets
     tallies = present_tallies(db, run.tenant, limits) if limits else {}
     facts = _facts(db, admission, standing, tallies, not_after, key_ttl_ms, read)
-    verdict = judge(replace(facts, exists=exists))
+    verdict = judge(replace(facts, exists=True) if exists else facts)
     if standing.queued or isinstance(verdict, Queued):
         return _admit_in_turn(db, admission, not_after, key_ttl_ms)
     if is_known and read is None and not isinstance(verdict, Admitted):
@@ -119,13 +120,14 @@ def admit_many(
     found = db.peek_every(SQL["read_known_runs"], runs=encode_text(runs))
     read = _Read(_records(db, tenant, keys, key_ttl_ms), {run_id for (run_id,) in found})
     verdicts: list[Verdict] = []
-    seen: set[str] = set()
+    seen_runs, seen_keys = set[RunId](), set[str | None]()
     for each in admissions:
         # What was read does not hold for a key or a run of an earlier one of them.
-        names = {each.run.id} if each.key is None else {each.run.id, f"key {each.key}"}
-        known = read if seen.isdisjoint(names) else None
-        seen |= names
-        verdicts.append(admit(db, each, not_after, key_ttl_ms, known))
+        is_first = each.run.id not in seen_runs and each.key not in seen_keys
+        seen_runs.add(each.run.id)
+        if each.key is not None:
+            seen_keys.add(each.key)
+        verdicts.append(admit(db, each, not_after, key_ttl_ms, read if is_first else None))
     return tuple(verdicts)
 
 
