@@ -413,7 +413,7 @@ def test_items_and_approvals_are_read_page_by_page(kind: str) -> None:
     ask: dict[str, Any] = {"run_id": "r1", "tenant": "acme", "workflow_id": "w"}
     ask["since"] = "2026-01-01T00:00:00Z"
     ask |= dict.fromkeys(("item", "ask", "message", "data", "data_schema", "expires_at"))
-    ask |= dict.fromkeys(("starter", "labels"))
+    ask |= {"starter": None, "labels": {}}
     pages = [
         {"items": [{"index": 3, **item}], "cursor": "4"},
         {"items": [{"index": 7, **item}], "cursor": None},

@@ -19,7 +19,7 @@ def _named(heading: str) -> list[str]:
     """The files that the numbered steps below a heading name, in their order, each once."""
     text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     section = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    steps = section[section.index("\n1. ") :].rpartition("\n\n")[0]
+    steps = section[section.index("\n1. ") :].partition("\n\n")[0]
     return list(dict.fromkeys(re.findall(r"`([\w/]+\.py)", steps)))
 
 

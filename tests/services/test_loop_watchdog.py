@@ -163,19 +163,25 @@ def test_a_deep_stack_is_cut(caplog: pytest.LogCaptureFixture) -> None:
 
 
 PHASES = 12
+TRIES = 5
 
 
 async def test_a_stall_of_50_ms_is_told_of_whenever_it_begins(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for phase in range(PHASES):
-        with LoopWatchdog(CollectorRegistry()).watching():
-            await asyncio.sleep(2 * LOOK_EVERY_S + phase / PHASES * LOOK_EVERY_S)
-            time.sleep(STALL_S + 0.001)  # noqa: ASYNC251 - it is the stall
-            await asyncio.sleep(2 * LOOK_AGAIN_S)
-    lines = told(caplog)
-    assert len(lines) == PHASES
-    assert all("whenever_it_begins" in str(line["stack"]) for line in lines)
+        # On a busy machine the watchdog's thread may get no core for the length of a stall; a phase
+        # in which it does not look is missed every time.
+        for _ in range(TRIES):
+            caplog.clear()
+            with LoopWatchdog(CollectorRegistry()).watching():
+                await asyncio.sleep(2 * LOOK_EVERY_S + phase / PHASES * LOOK_EVERY_S)
+                time.sleep(STALL_S + 0.001)  # noqa: ASYNC251 - it is the stall
+                await asyncio.sleep(2 * LOOK_AGAIN_S)
+            if told(caplog):
+                break
+        (line,) = told(caplog)
+        assert "whenever_it_begins" in str(line["stack"])
 
 
 def blocks_with_a_call() -> None:

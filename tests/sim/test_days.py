@@ -1,4 +1,4 @@
-"""A few hundred bad days, and that each is the same every time."""
+"""Bad days, and that each is the same every time. `make sim` plays ten thousand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stanchion.sim.command import main, replay, run
 from stanchion.sim.scenario import draw
 from stanchion.sim.world import play
 
-DAYS = 120
+DAYS = 60
 A_PART = 20
 
 

@@ -556,7 +556,9 @@ def rerun_keeps(old: RunFile, new: RunFile, told: RerunTold) -> Iterator[str]:
             again.add(name)
     must_keep = steps.keys() - again
     kept = {line.step for line in new.timeline if line.what == "step_reused"}
+    # A rerun that was given up in the queue has kept nothing yet.
+    has_begun = any(line.what == "run_started" for line in new.timeline)
     for where, names in (("keeps", kept), ("was to keep", told.reused)):
         found = {name for name in names if name in steps}
-        if found != must_keep and (where != "keeps" or new.run.steps):
+        if found != must_keep and (where != "keeps" or has_begun):
             yield f"{new.run.id} from {told.from_step} {where} {sorted(found)}, not {must_keep}"
