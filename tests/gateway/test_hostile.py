@@ -621,6 +621,29 @@ async def test_large_bodies_take_turns_behind_small_requests(house: House) -> No
             await large("third")
 
 
+async def test_heavy_starts_that_wait_for_a_lock_hold_up_nothing_behind_them(house: House) -> None:
+    await house.ask("PUT", "/v1/workflows/w", {"steps": {"only": {"topic": "work"}}})
+    config = {"max_concurrent_runs": 10, "admission": {"strategy": "lock"}}
+    assert (await house.ask("PUT", "/v1/admin/tenants/default", config)).status == 200
+    held = {"name": "admission/default", "ttl_s": 60}
+    assert (await house.ask("POST", "/v1/admin/leases", held)).status == 200
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    large = {"input": {"x": "y" * 17_000}}
+    starts = [
+        asyncio.create_task(house.ask("POST", "/v1/workflows/w/runs", large)) for _ in range(8)
+    ]
+    await asyncio.sleep(0.05)
+    result = {"job_id": "j", "fence": 1, "status": "succeeded", "output": "y" * 17_000}
+    sent = {"worker_id": "w", "results": [result]}
+    answered_s = loop.time()
+    assert (await house.ask("POST", "/v1/worker/results", sent)).status == 200
+    assert loop.time() - answered_s < 1  # it was behind all of them, two seconds each
+    async with asyncio.timeout(30):
+        assert {(await each).code for each in starts} == {"gate_busy"}
+    assert loop.time() - began_s < 8  # one after the other they took sixteen
+
+
 async def test_a_tenants_heavy_requests_are_handled_one_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -129,6 +129,7 @@ class _RouteRunner:
         self._state = state
         self._route = route
         self._is_probe = route.path in PROBES
+        self._is_worker = route.path.startswith("/v1/worker/")
         self._query = route.query or NoQuery
         self._is_list = "cursor" in self._query.__struct_fields__
         names = re.findall(r"\{(\w+)\}", route.path)
@@ -226,7 +227,7 @@ class _RouteRunner:
                     )
                 if exchange.tenant is None or not self._is_heavy(call):
                     return await self._handle(call)
-                async with self._state.heavy.alone(exchange.tenant):
+                async with self._state.heavy.alone(exchange.tenant, is_worker=self._is_worker):
                     return await self._handle(call)
             except asyncio.CancelledError:
                 if not deadline.is_why():

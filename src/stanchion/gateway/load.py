@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from stanchion.gateway.state import GatewayState
 
 WAIT_S_MAX: Final = 0.05
+PLACE_WAIT_S_MAX: Final = 0.4
+"""Below the half second that a start may take beyond its wait budget."""
+PLACE_HELD_S_MAX: Final = 0.1
+"""More than a heavy request takes in the store: after it, the request waits for something else."""
 _LOOK_EVERY_S: Final = 0.001
 
 
@@ -150,7 +154,10 @@ class HeavyRequests:
     for at most ``WAIT_S_MAX``: on a busy server it is decoded after that time.
 
     The store call of a heavy request takes milliseconds too. With one per tenant at a time, other
-    tenants' calls wait for one of them and not for all.
+    tenants' calls wait for one of them and not for all. A request that itself waits, for a lock or
+    for a store that does not answer, must not hold up those behind it: results and renewals would
+    be late, and leases lost. So a place is given back after ``PLACE_HELD_S_MAX``, no request waits
+    for one longer than ``PLACE_WAIT_S_MAX``, and workers' requests have a place of their own.
     """
 
     def __init__(self, load: Load) -> None:
@@ -158,16 +165,34 @@ class HeavyRequests:
         self._turn = asyncio.Lock()
         self._rest_until_s = 0.0
         self._waiting = 0
-        self._tenants: WeakValueDictionary[TenantId, asyncio.Lock] = WeakValueDictionary()
+        self._places: WeakValueDictionary[tuple[TenantId, bool], asyncio.Lock] = (
+            WeakValueDictionary()
+        )
 
     @asynccontextmanager
-    async def alone(self, tenant: TenantId) -> AsyncIterator[None]:
-        """No other heavy request of the tenant is handled during the body."""
-        lock = self._tenants.get(tenant)
-        if lock is None:
-            lock = self._tenants[tenant] = asyncio.Lock()
-        async with lock:
+    async def alone(self, tenant: TenantId, *, is_worker: bool) -> AsyncIterator[None]:
+        """Handle one heavy request of the tenant at a time, as long as none of them waits."""
+        place = self._places.get((tenant, is_worker))
+        if place is None:
+            place = self._places[tenant, is_worker] = asyncio.Lock()
+        try:
+            async with asyncio.timeout(PLACE_WAIT_S_MAX):
+                await place.acquire()
+        except TimeoutError:
             yield
+            return
+        held = [place]
+
+        def give_back() -> None:
+            if held:
+                held.pop().release()
+
+        timer = asyncio.get_running_loop().call_later(PLACE_HELD_S_MAX, give_back)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            give_back()
 
     async def take(self) -> None:
         """Wait for a turn. It ends by itself at the caller's next await that blocks."""
