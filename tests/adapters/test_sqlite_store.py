@@ -17,6 +17,7 @@ from stanchion.adapters.store.sqlite.codec import decode_steps
 from stanchion.adapters.system import ManualClock
 from stanchion.core.admission import Admitted, TooLate
 from stanchion.core.model import Step, StepId, TenantId
+from stanchion.core.workflow import ForEachSpec
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable
 from stanchion.ports.records import Document, Tenant
 from tests.contract.builders import (
@@ -26,8 +27,11 @@ from tests.contract.builders import (
     TOPIC,
     WITHIN_MS,
     admission,
+    cancel,
     lease,
+    planned,
     start,
+    workflow,
 )
 
 _BOTH = ("left", "right")
@@ -259,3 +263,47 @@ async def test_a_quiet_store_returns_its_page_cache_to_the_system(tmp_path: Path
 def _cache_bytes(db: Database) -> int:
     used, _ = db.connection.status(apsw.SQLITE_DBSTATUS_CACHE_USED)
     return used
+
+
+# ── Items of a for-each ──────────────────────────────────────────────────────────────────────────
+
+
+async def test_many_items_are_written_in_few_rows_and_purged_with_their_run(
+    store: SqliteStore, clock: ManualClock
+) -> None:
+    """Ten thousand rows in one transaction would hold up the writes of all tenants."""
+    run_id = await start(store, _ONE_AT_A_TIME, run_input={"items": list(range(10_000))})
+    assert await _rows_of_items(store) == (0, 40)
+    await cancel(store, run_id, _ONE_AT_A_TIME)
+    clock.advance(1_000)
+    assert await store.purge(finished_before=clock.now(), limit=10) == 1
+    assert await _rows_of_items(store) == (0, 0)
+
+
+async def test_large_items_are_rows_of_their_own(store: SqliteStore) -> None:
+    """To read one item must not read megabytes of others."""
+    values = [f"{index}" * 3_000 for index in range(100)]
+    run_id = await start(store, _ONE_AT_A_TIME, run_input={"items": [*range(256), *values]})
+    assert await _rows_of_items(store) == (100, 1)
+    found = await store.load_items(run_id, {StepId("each"): [255, 256, 355]})
+    assert [item.input for item in found.values()] == [255, values[0], values[-1]]
+
+
+_ONE_AT_A_TIME = planned(
+    workflow(
+        "one-at-a-time",
+        each=ForEachSpec(for_each="${input.items}", topic=TOPIC, input="${item}", parallel=1),
+    )
+)
+
+
+async def _rows_of_items(store: SqliteStore) -> tuple[int, int]:
+    """How many items are rows of their own, and how many blocks of items there are."""
+
+    def count(db: Database) -> tuple[int, int]:
+        found = db.first("SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM item_blocks)")
+        assert found is not None
+        items, blocks = found
+        return items, blocks
+
+    return await store.writer.call(count, wait_s=10.0)

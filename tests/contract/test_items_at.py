@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stanchion.core.model import ItemKey, RunId, Stamp, StepId
+from stanchion.core.json_value import JsonValue
+from stanchion.core.model import ItemKey, RunId, Stamp, StepId, StepStatus
 from stanchion.ports.store import Store
 from tests.contract.builders import FOR_EACH, advance, lease, loaded, result_of, start
 
@@ -39,3 +40,36 @@ async def test_items_of_another_history_of_the_same_version_are_not_given(store:
 
 async def test_an_unknown_run_is_at_no_stamp(store: Store) -> None:
     assert await store.items_at(RunId("nonsense"), Stamp(1, "one"), {EACH: [0]}) is None
+
+
+async def test_many_items_are_read_as_they_were_written_and_changed(store: Store) -> None:
+    values: list[JsonValue] = [f"item {index}" for index in range(600)]
+    run_id = await start(store, FOR_EACH, run_input={"items": values})
+    before = await store.load_items(run_id, {EACH: range(700)})
+    assert list(before) == [ItemKey(EACH, index) for index in range(600)]
+    assert all(item.status is StepStatus.RUNNING for item in before.values())
+    for leased in await lease(store, max_jobs=20):
+        await store.accept([result_of(leased, "done")])
+    await advance(store, FOR_EACH, run_id)
+    after = await store.load_items(run_id, {EACH: range(700)})
+    changed = {key: item for key, item in after.items() if item != before[key]}
+    assert list(changed) == [ItemKey(EACH, index) for index in range(20)]
+    assert all(item.output == "done" for item in changed.values())
+    # In any order, across the places where a store may divide them.
+    some = await store.load_items(run_id, {EACH: [511, 3, 599, 256, 255, 512, 600, 3]})
+    assert some == {ItemKey(EACH, n): after[ItemKey(EACH, n)] for n in (3, 255, 256, 511, 512, 599)}
+
+
+async def test_an_item_that_is_written_twice_in_many_has_its_last_state(store: Store) -> None:
+    """Twenty items that follow each other change together, and some of them again."""
+    run_id = await start(store, FOR_EACH, run_input={"items": list(range(40))})
+    leases = await lease(store, max_jobs=40)
+    await store.accept([result_of(each, "first") for each in leases[:30]])
+    await advance(store, FOR_EACH, run_id)
+    found = await store.load_items(run_id, {EACH: range(40)})
+    outputs = [item.output for item in found.values()]
+    assert outputs == ["first"] * 30 + [None] * 10
+    await store.accept([result_of(each, "second") for each in leases[30:]])
+    await advance(store, FOR_EACH, run_id)
+    run = (await loaded(store, run_id)).run
+    assert run.steps[EACH].output == ["first"] * 30 + ["second"] * 10

@@ -43,6 +43,7 @@ __all__ = [
     "HISTORY_LINES",
     "INBOX",
     "ITEM",
+    "ITEM_STATES",
     "LABELS",
     "ORIGIN",
     "SQL",
@@ -119,6 +120,7 @@ INBOX: Final[msgspec.json.Decoder[list[tuple[int, str, Event]]]] = msgspec.json.
     list[tuple[int, str, Event]], float_hook=float
 )
 ITEM: Final = msgspec.json.Decoder(Item, float_hook=float)
+ITEM_STATES: Final = msgspec.json.Decoder(list[msgspec.Raw])
 LABELS: Final = msgspec.json.Decoder(dict[str, str])
 JOB_TRACE: Final = msgspec.json.Decoder(JobTrace)
 ORIGIN: Final = msgspec.json.Decoder(Origin)

@@ -100,6 +100,7 @@ _BELONGINGS: Final = (
     "purge_job_inputs",
     "purge_jobs",
     "purge_items",
+    "purge_item_blocks",
     "purge_steps",
     "purge_timers",
     "purge_inbox",

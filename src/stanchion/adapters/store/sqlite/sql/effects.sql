@@ -33,6 +33,12 @@ UPDATE jobs SET
     state = 'revoked', ticket = NULL, worker_id = NULL, expires_at = NULL, progress = NULL
 WHERE job = :job
 
+-- name: revoke_jobs
+-- Like revoke_job, for the jobs in :jobs, a JSON array.
+UPDATE jobs SET
+    state = 'revoked', ticket = NULL, worker_id = NULL, expires_at = NULL, progress = NULL
+WHERE job IN (SELECT value FROM json_each(:jobs))
+
 -- name: set_timer
 -- Sets a timer, or replaces it; removes it if `due` is NULL. See together.sql.
 INSERT INTO settings_of_timers (run, step_id, key, due, timer)

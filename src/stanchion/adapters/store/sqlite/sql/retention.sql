@@ -46,6 +46,10 @@ DELETE FROM jobs WHERE run = :run
 -- The run's items.
 DELETE FROM items WHERE run = :run
 
+-- name: purge_item_blocks
+-- The run's items that were written together.
+DELETE FROM item_blocks WHERE run = :run
+
 -- name: purge_steps
 -- The run's steps.
 DELETE FROM steps WHERE run = :run
