@@ -491,10 +491,10 @@ async def _small_bodies(loud: Loud) -> Awaitable[None]:
     )
 
 
-@_neighbour("bodies of 1 MB with 99,000 lists that are not JSON at their end")
+@_neighbour("bodies of 1 MB with 49,000 lists that are not JSON at their end")
 async def _broken_large_bodies(loud: Loud) -> Awaitable[None]:
     path = f"/v1/workflows/{await loud.hold()}/runs"
-    body = b'{"input": {"x": [' + b"[0]," * 99_000 + b'"%s"!]}}' % (b"y" * 600_000)
+    body = b'{"input": {"x": [' + b"[0]," * 49_000 + b'"%s"!]}}' % (b"y" * 800_000)
     return loud.flood([loud.request("POST", path, body)], connections=4)
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import chain, islice
-from typing import Any, Final, Never, cast
+from typing import Any, Final, Never, TypeVar, cast
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -31,6 +31,8 @@ from stanchion.gateway.problems import Refusal, RequestRefused, invalid, invalid
 from stanchion.gateway.route import Call
 from stanchion.wire.identifiers import LABEL_NAME_PATTERN, LABEL_PATTERN
 from stanchion.wire.problems import Code
+
+_Result = TypeVar("_Result")
 
 
 class Bodies:
@@ -113,7 +115,7 @@ def decoded(
 ) -> Any:  # noqa: ANN401 - the route's own type
     """The body as the route's type. Raises ``RequestRefused`` with the place of the fault.
 
-    ``is_checked``: ``refuse_costly`` has been called.
+    ``is_checked``: ``refuse_costly`` has come to its end.
     """
     try:
         return decode_json(body, decoder, is_checked=is_checked)
@@ -124,15 +126,16 @@ def decoded(
         raise RequestRefused(invalid((error.fault,), str(error.fault))) from None
 
 
-def refuse_costly(body: bytes) -> None:
+def refuse_costly(body: bytes) -> Iterator[None]:
     """Raise ``RequestRefused`` if decoding the body could block the event loop for over 20 ms.
 
-    Apart from ``decoded``, because each of them may take 20 ms of a large body.
+    In pieces of 15 ms at most, and apart from ``decoded``: others are to be served in between.
     """
-    costly = _costly(body) if len(body) > _SMALL_BYTES else None
-    if costly is not None:
-        fault = Fault("", costly)
-        raise RequestRefused(invalid((fault,), str(fault)))
+    if len(body) > _SMALL_BYTES:
+        costly = yield from _costly(body)
+        if costly is not None:
+            fault = Fault("", costly)
+            raise RequestRefused(invalid((fault,), str(fault)))
 
 
 _INT_MIN: Final = -(2**63)
@@ -140,10 +143,11 @@ _INT_MAX: Final = 2**63 - 1
 _AS_ZEROS: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS: Final = b"0" * 19
 
-_SMALL_BYTES: Final = 4 * 1024
+_SMALL_BYTES: Final = 2 * 1024
 """A body up to this size is decoded in a few milliseconds, whatever it contains."""
-CONTAINERS_MAX: Final = 100_000
-"""Objects and lists in one body: each takes 0.1 µs to make, and as long to free."""
+CONTAINERS_MAX: Final = 50_000
+"""Objects and lists in one body. Each takes 0.1 µs to make, and up to twice that with what the
+garbage collector and new memory take."""
 EXTREME_NUMBERS_MAX: Final = 500
 """Numbers of one body that take the decoder up to 17 µs each: ``1e300``, and very long ones."""
 LARGE_NUMBERS_MAX: Final = 10_000
@@ -187,7 +191,7 @@ def decode_json(
 ) -> object:
     """The body as the decoder's type. Raises ``MalformedJson`` or ``InvalidJson`` only."""
     if len(body) > _SMALL_BYTES and not is_checked:
-        costly = _costly(body)
+        costly = _at_once(_costly(body))
         if costly is not None:
             raise InvalidJson(Fault("", costly))
     try:
@@ -245,26 +249,37 @@ def _once(members: list[tuple[str, object]]) -> None:
         raise InvalidJson(Fault(name[:_NAMED_CHARS], "given more than once"))
 
 
-def _costly(body: bytes) -> str | None:
+def _at_once(pieces: Generator[None, None, _Result]) -> _Result:
+    """The result of work that is divided into pieces, without a pause."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+
+
+def _costly(body: bytes) -> Generator[None, None, str | None]:
     """Why decoding this text could hold the event loop for more than 20 ms; ``None`` if not.
 
     Cheap counts come first. They also find digits in text, such as hash values; only if there are
-    many are the exponents of numbers counted, by what follows them.
+    many are the exponents of numbers counted, by what follows them, each kind in a piece of work.
     """
     if body.count(b"[") + body.count(b"{") > CONTAINERS_MAX:
         return f"more than {CONTAINERS_MAX:,} objects and lists in one body"
     plain = body.translate(_AS_ZEROS, b"+-")
     long = plain.count(_LONG_DIGITS)
     exponents = plain.count(b"0e0")
-    if long + exponents > EXTREME_NUMBERS_MAX and (
-        long > EXTREME_NUMBERS_MAX
-        or _has_more(_EXTREME_EXPONENT, plain, EXTREME_NUMBERS_MAX - long)
-    ):
+    has_extreme = long > EXTREME_NUMBERS_MAX
+    if long + exponents > EXTREME_NUMBERS_MAX and not has_extreme:
+        yield
+        has_extreme = _has_more(_EXTREME_EXPONENT, plain, EXTREME_NUMBERS_MAX - long)
+    if has_extreme:
         return (
             f"more than {EXTREME_NUMBERS_MAX} numbers with an exponent of three digits, or with"
             " more than 100 digits, in one body"
         )
-    if _has_large(body, plain, exponents):
+    if (yield from _has_large(body, plain, exponents)):
         return (
             f"more than {LARGE_NUMBERS_MAX:,} numbers over 1e20, with more than 19 digits, or over"
             " 1e14 with more than 15 digits, in one body"
@@ -272,17 +287,33 @@ def _costly(body: bytes) -> str | None:
     return None
 
 
-def _has_large(body: bytes, plain: bytes, exponents: int) -> bool:
+def _has_large(body: bytes, plain: bytes, exponents: int) -> Generator[None, None, bool]:
     """Whether there are too many numbers that the decoder is slow at."""
     most = LARGE_NUMBERS_MAX
-    if exponents > most and _has_more(_LARGE_EXPONENT, body.replace(b"E", b"e"), most):
-        return True
-    if plain.count(_LARGE_WHOLE_PART) > most and _has_more(_HALFWAY_FRACTION, body, most):
-        return True
+    if exponents > most:
+        yield
+        if _has_more(_LARGE_EXPONENT, body.replace(b"E", b"e"), most):
+            return True
+    if plain.count(_LARGE_WHOLE_PART) > most:
+        yield
+        if _has_more(_HALFWAY_FRACTION, body, most):
+            return True
     if plain.replace(b".", b"").count(_HALFWAY_ZEROS) <= most:
         return False
-    found = _DIGITS.findall(body.translate(_AS_ONES, b"+-."))
-    return sum(map(_HALFWAY_DIGITS.__le__, map(len, found))) > most
+    ones = body.translate(_AS_ONES, b"+-.")
+    begin, count = 0, 0
+    while begin < len(ones) and count <= most:
+        yield
+        # A number ends before a comma.
+        end = ones.find(b",", begin + _PIECE_BYTES) + 1 or len(ones)
+        found = _DIGITS.findall(ones, begin, end)
+        count += sum(map(_HALFWAY_DIGITS.__le__, map(len, found)))
+        begin = end
+    return count > most
+
+
+_PIECE_BYTES: Final = 256 * 1024
+"""So much text takes 5 ms to look for long numbers."""
 
 
 def _has_more(pattern: re.Pattern[bytes], text: bytes, count: int) -> bool:
@@ -393,17 +424,26 @@ def fault_in(value: JsonValue, path: str) -> Fault | None:
     for depth in range(JSON_DEPTH_MAX + 1):
         kinds = set(map(type, members))
         if int in kinds:
-            integers = [each for each in members if type(each) is int]
+            integers = _of_type(int, members, kinds)
             if not _INT_MIN <= min(integers) <= max(integers) <= _INT_MAX:
                 return Fault(path, "holds an integer beyond 64 bits")
         if dict not in kinds and list not in kinds:
             return None
         if depth == JSON_DEPTH_MAX:
             break
-        lists = [each for each in members if type(each) is list]
-        objects = [each.values() for each in members if type(each) is dict]
+        lists = _of_type(list, members, kinds)
+        objects = [each.values() for each in _of_type(dict, members, kinds)]
         members = [*chain.from_iterable(lists), *chain.from_iterable(objects)]
     return Fault(path, _TOO_DEEP)
+
+
+def _of_type(
+    kind: type[_Result], members: Sequence[Any], kinds: set[type[Any]]
+) -> Sequence[_Result]:
+    """The members of this type; ``kinds`` are the types of all. Often all have the same."""
+    if kind not in kinds:
+        return ()
+    return members if len(kinds) == 1 else [each for each in members if type(each) is kind]
 
 
 _KEY_IN: Final = "key` in `"

@@ -286,9 +286,12 @@ class _RouteRunner:
         if len(raw) <= _HEAVY_BODY_BYTES or exchange.tenant is None:
             return self._call(exchange, caller, query, raw, decoded(raw, self._decoder))
         self._state.work.check(exchange.tenant)
-        await self._state.heavy.take()
-        with self._state.work.measured(exchange.tenant):
-            refuse_costly(raw)
+        checking = refuse_costly(raw)
+        is_checked = False
+        while not is_checked:
+            await self._state.heavy.take()
+            with self._state.work.measured(exchange.tenant):
+                is_checked = next(checking, True) is True
         await self._state.heavy.take()
         with self._state.work.measured(exchange.tenant):
             body = decoded(raw, self._decoder, is_checked=True)
