@@ -27,6 +27,7 @@ from stanchion.core.rerun import RerunOptions, RerunRefused
 from stanchion.core.schema import InputSchema
 from stanchion.ports.bus import Bell
 from stanchion.ports.records import Admission, Tenant
+from stanchion.services.gate import StartRow
 from stanchion.services.gate_answers import (
     GateCode,
     GateFailed,
@@ -252,6 +253,19 @@ async def test_a_workflow_that_never_stands_still_is_given_up(gates: Gatehouse) 
     assert isinstance(answer, GateFailed)
     assert answer.code is GateCode.GATE_UNAVAILABLE
     assert house.store.calls["admit"] == 5
+
+
+@virtual
+@pytest.mark.parametrize(("entries", "steps"), [(1, 1), (400, 15), (5_000, 30)])
+async def test_a_batch_with_large_inputs_takes_more_steps_of_the_store(
+    gates: Gatehouse, entries: int, steps: int
+) -> None:
+    await gates.define(None)
+    house = gates.add()
+    rows = [StartRow({"l": [0] * entries}, {}, f"key-{number}") for number in range(30)]
+    answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
+    assert [type(answer) for answer in answers] == [RunStarted] * 30
+    assert house.store.calls["admit_many"] == steps
 
 
 # ── Idempotency ──────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -85,6 +85,9 @@ _NAME_BYTES: Final = 24
 """No workflow has this version: an admission with it can only be replayed, never admitted."""
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _ITEMS_AT_ONCE: Final = 1_000
+STEP_VALUES_MAX: Final = 1_000
+"""Values in the inputs of the rows that one step of a batch admits: a for-each begins an item for
+each value of a list, and other callers wait while all of them are written."""
 _UNKNOWN: Final = WorkflowId("")
 """A rerun's workflow, until its run was read."""
 
@@ -181,10 +184,10 @@ class Gate:
         self._work.check(tenant)
         begun: list[asyncio.Task[list[StartAnswer]]] = []
         async with asyncio.TaskGroup() as group:
-            for first in range(0, len(rows), ADMISSIONS_MAX):
+            for some in _in_steps(rows):
                 given = [
                     _Given(row.input, dict(row.labels), actor, queue=row.queue, key=row.key)
-                    for row in rows[first : first + ADMISSIONS_MAX]
+                    for row in some
                 ]
                 call = GateCall(
                     tenant=tenant,
@@ -724,3 +727,33 @@ def _too_many_items(transition: Transition) -> tuple[Fault, ...]:
 def _asked(call: GateCall, subject: WorkflowId, body: JsonObject) -> str:
     """The fingerprint that tells requests with the same key apart; empty without a key."""
     return "" if call.key is None else fingerprint(subject, body)
+
+
+def _in_steps(rows: Sequence[StartRow]) -> Iterator[list[StartRow]]:
+    """The rows of a batch in parts of which each is small enough for one step of the store."""
+    step: list[StartRow] = []
+    values = 0
+    for row in rows:
+        count = _values_in(row.input, STEP_VALUES_MAX)
+        if step and (len(step) == ADMISSIONS_MAX or values + count > STEP_VALUES_MAX):
+            yield step
+            step, values = [], 0
+        step.append(row)
+        values += count
+    if step:
+        yield step
+
+
+def _values_in(value: JsonValue, at_most: int) -> int:
+    """How many values a JSON value has; those beyond ``at_most`` are not counted."""
+    count, rest = 0, [value]
+    while rest and count < at_most:
+        count += 1
+        match rest.pop():
+            case dict(members):
+                rest.extend(members.values())
+            case list(entries):
+                rest.extend(entries[:at_most])
+            case _:
+                pass
+    return count
