@@ -144,6 +144,8 @@ def test_what_was_not_found_can_be_looked_for(
     assert f"fix: see what there is: {fix}\n" in outcome.err
 
 
+FOR_OPERATORS = "this needs a key for all tenants ('*') with the role operator or admin"
+
 HINTS = [
     (
         ("run", "approve", "07-01h", "nostep"),
@@ -166,6 +168,23 @@ HINTS = [
         ("lease", "list"),
         problem(403, "forbidden", detail="this needs the role operator or admin; this key has …"),
         ["stanchion key create --role operator --for TENANT"],
+    ),
+    (
+        ("limit", "list"),
+        problem(403, "forbidden", detail=f"{FOR_OPERATORS}; this key has the role runner"),
+        ["stanchion key create --role operator --for '*'"],
+    ),
+    (
+        ("tenant", "set", "acme", "--job-rate", "5"),
+        problem(403, "forbidden", detail=f"{FOR_OPERATORS}; this key has the role runner"),
+        ["stanchion key create --role admin --for '*'"],
+    ),
+    (
+        ("limit", "delete", "llm"),
+        problem(
+            403, "forbidden", detail="this needs a key for all tenants ('*') with the role admin"
+        ),
+        ["stanchion key create --role admin --for '*'"],
     ),
     (
         ("run", "list"),
@@ -200,6 +219,14 @@ def test_a_hint_names_the_next_command_and_that_one_exists(
         assert known.code == 0
         for flag in (word for word in words if word.startswith("--")):
             assert flag in known.out
+
+
+def test_a_command_that_reads_before_it_changes_names_the_role_of_the_change(
+    cli: Cli, server: Script
+) -> None:
+    server.says(problem(403, "forbidden", detail=f"{FOR_OPERATORS}; this key has the role runner"))
+    said = cli("tenant", "set", "acme", "--job-rate", "5").err
+    assert "('*') with the role admin; this key has the role runner (forbidden)" in said
 
 
 @pytest.mark.parametrize("code", ["gate_busy", "draining"])

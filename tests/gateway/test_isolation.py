@@ -160,6 +160,7 @@ async def test_with_a_role_that_is_not_enough_it_is_403(route: Route, world: Wor
         needed = str(answer.json["detail"]).partition(";")[0]
         assert all(each in needed for each in route.roles), needed
         assert role not in needed
+        assert ("for all tenants ('*')" in needed) is (route.scope is RouteScope.DEPLOYMENT)
 
 
 @EACH

@@ -136,6 +136,8 @@ class CallContext(NamedTuple):
     tenant: str | None = None
     flags: str = ""
     """Flags of the command line that the next command needs too: `` --tenant acme``."""
+    role: str | None = None
+    """The role that the whole command needs, if that is more than this request does."""
 
 
 def error_from(document: object, *, status: int, path: str, caller: CallContext) -> CliError:
@@ -146,6 +148,8 @@ def error_from(document: object, *, status: int, path: str, caller: CallContext)
     code = str(problem.get("code", ""))
     text, faults = _once(_text(problem, code), _faults(problem.get("errors")))
     text, faults = _flag(text), [_flag(each) for each in faults]
+    if code == "forbidden" and caller.role is not None:
+        text = _ROLES.sub(rf"\1 the role {caller.role}", text, count=1)
     return CliError(
         _message(problem, code, text),
         exit_code,
@@ -209,7 +213,7 @@ def _fix(problem: Mapping[str, Any], code: str, path: str, caller: CallContext) 
         case "unauthenticated":
             return _authenticated(caller)
         case "forbidden":
-            return _allowed(detail)
+            return _allowed(detail, caller)
         case "not_found":
             return _found(detail, path, caller)
         case "conflict":
@@ -265,7 +269,11 @@ def _settled(detail: str, path: str, caller: CallContext) -> str | None:
     return None
 
 
-def _allowed(detail: str) -> str:
+_ROLES: Final = re.compile(r"(needs|with) the role (\w+)(?: or \w+)*")
+"""The roles that are needed, the least first, in the detail of a refusal."""
+
+
+def _allowed(detail: str, caller: CallContext) -> str:
     # The detail's words decide, as above.
     if detail.startswith("without keys"):
         return "call from this machine, with --url http://127.0.0.1:PORT; or give the server keys"
@@ -274,9 +282,10 @@ def _allowed(detail: str) -> str:
             "leave --tenant and STANCHION_TENANT out or name the key's own tenant, or use a key for"
             " all tenants: stanchion key create --role ROLE --for '*'"
         )
-    needed = re.search(r"needs the role (\w+)", detail)
-    role = needed[1] if needed else "ROLE"
+    needed = _ROLES.search(detail)
+    role = caller.role or (needed[2] if needed else "ROLE")
+    tenant = "'*'" if "for all tenants" in detail else "TENANT"
     return (
         "use a key that may do this; an admin creates one with:"
-        f" stanchion key create --role {role} --for TENANT"
+        f" stanchion key create --role {role} --for {tenant}"
     )

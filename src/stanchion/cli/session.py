@@ -96,10 +96,11 @@ class ApiClient:
         query: Mapping[str, object] | None = None,
         key: str | None = None,
         wait_s: float = 0,
+        role: str | None = None,
     ) -> ApiAnswer:
         """Send one request. A body other than ``Content`` or ``None`` is sent as JSON.
 
-        Raises ``CliError``.
+        ``role``: what the command needs, if that is more than this request. Raises ``CliError``.
         """
         asked = {
             name: value
@@ -126,7 +127,7 @@ class ApiClient:
         document = _document(reply, self.url)
         if reply.status > _OK_MAX:
             tenant = self.tenant or (None if self.api_key else "default")
-            caller = CallContext(self.api_key is not None, tenant, self.flags)
+            caller = CallContext(self.api_key is not None, tenant, self.flags, role)
             raise error_from(document, status=reply.status, path=path, caller=caller)
         self.last = ApiAnswer(document, reply.headers.get("idempotency-replayed") == "true")
         return self.last
@@ -284,6 +285,10 @@ class Session:
     def get(self, path: str, *, wait_s: float = 0, **query: object) -> Any:  # noqa: ANN401 - any JSON
         """GET a document."""
         return self.server.ask("GET", path, query=query, wait_s=wait_s).document
+
+    def get_to_change(self, path: str) -> Any:  # noqa: ANN401 - any JSON
+        """GET what a PUT is about to replace. A refusal names the role that the PUT needs."""
+        return self.server.ask("GET", path, role="admin").document
 
     def whole_run_id(self, given: str) -> str:
         """The run id, also if only its end is given: that is what a narrow terminal shows."""

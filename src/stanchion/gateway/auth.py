@@ -139,11 +139,9 @@ def authorised(holder: KeyHolder, named: bytes | None, route: Route) -> Caller:
     Raises ``RequestRefused``: 403 if the key does not suffice, 422 for an impossible tenant.
     """
     if route.roles and holder.role not in route.roles and holder is not ANONYMOUS:
-        needed = f"this needs the role {_roles(route)}; this key has the role {holder.role}"
-        raise RequestRefused(_forbidden(needed))
+        raise RequestRefused(_forbidden(f"{_needed(route)}; this key has the role {holder.role}"))
     if route.scope is RouteScope.DEPLOYMENT and holder.tenant != ALL_TENANTS:
-        needed = f"this needs a key for all tenants ('*') with the role {_roles(route)}"
-        raise RequestRefused(_forbidden(f"{needed}; this key is for one tenant"))
+        raise RequestRefused(_forbidden(f"{_needed(route)}; this key is for one tenant"))
     if named == _EVERY_TENANT and not route.takes_all:
         raise RequestRefused(invalid_member("X-Stanchion-Tenant", _NOT_ALL[route.scope]))
     only = _only(holder, named)
@@ -157,9 +155,12 @@ _OWN_SITE: Final = frozenset({b"same-origin", b"none"})
 _FOREIGN_HOST: Final = "without keys, only requests for a loopback host are answered"
 
 
-def _roles(route: Route) -> str:
-    """The roles that a route allows, the least first: ``operator or admin``."""
-    return " or ".join(role for role in Role if role in route.roles)
+def _needed(route: Route) -> str:
+    """All that a route asks of a key: its roles, the least first, and whether for all tenants."""
+    roles = " or ".join(role for role in Role if role in route.roles)
+    if route.scope is RouteScope.DEPLOYMENT:
+        return f"this needs a key for all tenants ('*') with the role {roles}"
+    return f"this needs the role {roles}"
 
 
 def _text(key: bytes) -> str:

@@ -113,7 +113,7 @@ def set_tenant(  # noqa: PLR0913 - one for each option
         raise click.UsageError("nothing to change: give --max-concurrent-runs N, or another option")
     path = path_to("admin", "tenants", name)
     # PUT replaces the whole configuration, so start from the present one.
-    present = session.get(path)
+    present = session.get_to_change(path)
     kept = {each: present[each] for each in _TENANT_MEMBERS if each in present}
     _refuse_unknown("--unpin", unpins, {**present.get("workflows", {}), **pinned})
     _refuse_unknown("--no-budget", no_budgets, {**present.get("budgets", {}), **budgeted})
