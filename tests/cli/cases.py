@@ -472,7 +472,8 @@ CASES: Final = (
     Case(
         args=("limit", "set", "llm", "--topic", "llm.*", "--topic", "embed", "--max-running", "3"),
         asks=("PUT", "/v1/admin/limits/llm"),
-        body={"topics": ["llm.*", "embed"], "max_running": 3},
+        body={"topics": ["llm.*", "embed"], "per": "tenant", "max_running": 3, "rate_per_s": 7.5},
+        before=msgspec.structs.replace(LIMIT, topics=("old",), per="tenant", rate_per_s=7.5),
         answer=LIMIT,
         shape=admin.LimitView,
         says=("topics       llm.* embed",),

@@ -144,6 +144,41 @@ def test_a_replay_is_told_to_a_person_and_not_to_a_program(cli: Cli, server: Scr
     assert cli("run", "start", "x", "--idempotency-key", "k", "-o", "json").err == ""
 
 
+LIMIT = {
+    "id": "llm",
+    "topics": ["llm.*"],
+    "per": "tenant",
+    "max_running": 3,
+    "rate_per_s": 7.5,
+    "running": None,
+    "retry_after_ms": None,
+}
+
+
+def test_a_limit_keeps_what_is_not_given_and_none_clears_a_member(cli: Cli, server: Script) -> None:
+    server.says(Said(LIMIT))
+    assert cli("limit", "set", "llm", "--max-running", "9").code == 0
+    kept = {"topics": ["llm.*"], "per": "tenant", "max_running": 9, "rate_per_s": 7.5}
+    assert server.requests[-1].document == kept
+    assert cli("limit", "set", "llm", "--rate-per-s", "none").code == 0
+    cleared = {"topics": ["llm.*"], "per": "tenant", "max_running": 3}
+    assert server.requests[-1].document == cleared
+    assert "nothing to change" in cli("limit", "set", "llm").err
+    assert cli("limit", "set", "llm", "--max-running", "many").code == Exit.USAGE
+
+
+def test_a_new_limit_has_what_is_given_and_needs_a_topic(cli: Cli, server: Script) -> None:
+    server.says(problem(404, "not_found"), Said(LIMIT))
+    assert cli("limit", "set", "llm", "--topic", "llm.*", "--max-running", "9").code == 0
+    assert server.requests[-1].document == {"topics": ["llm.*"], "max_running": 9}
+    server.says(problem(404, "not_found"))
+    without = cli("limit", "set", "llm", "--max-running", "9")
+    assert (without.code, "a new one needs --topic" in without.err) == (Exit.USAGE, True)
+    server.says(problem(503, "store_unavailable"))
+    assert cli("limit", "set", "llm", "--max-running", "9").code == Exit.UNAVAILABLE
+    assert server.requests[-1].method == "GET"
+
+
 def test_a_dry_run_of_a_rerun_says_what_would_happen_in_80_columns(
     cli: Cli, server: Script
 ) -> None:

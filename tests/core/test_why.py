@@ -195,7 +195,14 @@ CASES: dict[str, tuple[RunFacts, Surroundings, WhyCode, str, str]] = {
         Surroundings(limits={TOPIC: ReachedLimit("llm", "5 at a time", "a result", NOW)}),
         WhyCode.TOPIC_LIMITED,
         "limit 'llm' holds back the job of step 'publish.render': 5 at a time; room",
-        "stanchion limit set llm",
+        "stanchion limit set llm --max-running N;",
+    ),
+    "limited by a rate": (
+        READY,
+        Surroundings(limits={TOPIC: ReachedLimit("llm", "5 a second", "time", NOW, LATER)}),
+        WhyCode.TOPIC_LIMITED,
+        "limit 'llm' holds back the job of step 'publish.render': 5 a second; room",
+        "stanchion limit set llm --rate-per-s N;",
     ),
     "suspended": (
         replace(READY, jobs=(job(state=OpenJobState.SUSPENDED),)),

@@ -190,7 +190,7 @@ class ReachedLimit(msgspec.Struct, frozen=True):
     """What gives it room again."""
     seen_at: Instant
     until: Instant | None = None
-    """When it has room again, if that is known."""
+    """When it has room again: known of a rate, not of jobs that are leased."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
@@ -543,6 +543,7 @@ def _job(
             )
         case WhyCode.TOPIC_LIMITED:
             assert limit is not None
+            option = "--max-running" if limit.until is None else "--rate-per-s"
             return changed(
                 base,
                 detail=f"limit '{limit.id}' holds back the job of {place}: {limit.rule};"
@@ -551,7 +552,7 @@ def _job(
                 blocked_by=changed(
                     blocker, kind="limit", id=limit.id, rule=limit.rule, seen_at=limit.seen_at
                 ),
-                remedy=f"wait, or raise it: stanchion limit set {limit.id};"
+                remedy=f"wait, or raise it: stanchion limit set {limit.id} {option} N;"
                 f" its use: stanchion limit show {limit.id}",
             )
         case WhyCode.SUSPENDED:

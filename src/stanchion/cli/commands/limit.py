@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.session import Session, calls_server, list_command, path_to
 from stanchion.cli.text import cell, pairs
 
@@ -48,6 +49,18 @@ def show_limit(session: Session, limit_id: str) -> None:
     session.show(session.get(path_to("admin", "limits", limit_id)), _lines)
 
 
+_NONE: Final = "none"
+"""Clears a member of a limit."""
+
+
+def _jobs(text: str) -> int | str:
+    return text if text == _NONE else int(text)
+
+
+def _rate(text: str) -> float | str:
+    return text if text == _NONE else float(text)
+
+
 @limit.command("set")
 @click.argument("limit_id", metavar="ID")
 @click.option(
@@ -55,16 +68,25 @@ def show_limit(session: Session, limit_id: str) -> None:
     "topics",
     metavar="TOPIC",
     multiple=True,
-    required=True,
-    help="A topic, or a prefix like llm.*; may be given several times.",
+    help="A topic, or a prefix like llm.*; may be given several times. A new limit needs one.",
 )
 @click.option(
     "--per",
     type=click.Choice(("deployment", "tenant")),
     help="All tenants together, or each for itself; deployment if not given.",
 )
-@click.option("--max-running", metavar="N", type=click.INT, help="Jobs that run at once.")
-@click.option("--rate-per-s", metavar="N", type=click.FLOAT, help="Jobs that begin per second.")
+@click.option(
+    "--max-running",
+    metavar="N|none",
+    type=_jobs,
+    help="Jobs that run at once; none: as many as there are.",
+)
+@click.option(
+    "--rate-per-s",
+    metavar="N|none",
+    type=_rate,
+    help="Jobs that begin per second; none: at any rate.",
+)
 @calls_server
 def set_limit(
     session: Session,
@@ -73,10 +95,35 @@ def set_limit(
     topics: tuple[str, ...],
     **members: Any,  # noqa: ANN401 - the options that are sent as they are
 ) -> None:
-    """Store a topic limit, or replace it."""
+    """Store a topic limit, or change it. Options that are not given keep their values."""
     given = {name: value for name, value in members.items() if value is not None}
+    if topics:
+        given["topics"] = topics
+    if not given:
+        raise click.UsageError("nothing to change: give --max-running N, or another option")
     path = path_to("admin", "limits", limit_id)
-    session.show(session.send("PUT", path, {"topics": topics, **given}).document, _lines)
+    # PUT replaces the whole limit, so start from the present one.
+    present = _present(session, path)
+    if not topics and not present:
+        raise click.UsageError(f"there is no limit '{limit_id}' yet: a new one needs --topic")
+    merged = {name: present[name] for name in _KEPT if name in present} | given
+    body = {name: value for name, value in merged.items() if value is not None and value != _NONE}
+    session.show(session.send("PUT", path, body).document, _lines)
+
+
+def _present(session: Session, path: str) -> dict[str, Any]:
+    """The limit that is stored; without members if there is none."""
+    try:
+        stored: dict[str, Any] = session.get_to_change(path)
+    except CliError as error:
+        if error.exit_code is not Exit.NOT_FOUND:
+            raise
+        return {}
+    return stored
+
+
+_KEPT: Final = ("topics", "per", "max_running", "rate_per_s")
+"""The members that a PUT takes."""
 
 
 @limit.command("delete")
