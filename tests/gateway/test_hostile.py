@@ -188,6 +188,8 @@ PLACES = [
     Hostile("a repeated parameter", "GET", "/v1/runs?limit=1&limit=2", 422, INVALID),
     Hostile("a limit of none", "GET", "/v1/runs?limit=0", 422, INVALID),
     Hostile("a limit of 1001", "GET", "/v1/runs?limit=1001", 422, INVALID),
+    Hostile("a limit with an exponent", "GET", "/v1/runs?limit=1e2", 422, INVALID),
+    Hostile("a limit with a fraction", "GET", "/v1/runs?limit=1.0", 422, INVALID),
     Hostile("a limit in words", "GET", "/v1/runs?limit=ten", 422, INVALID),
     Hostile("a limit without a number", "GET", "/v1/runs?limit=", 422, INVALID),
     Hostile("a status nobody has", "GET", "/v1/runs?status=sleeping", 422, INVALID),

@@ -89,6 +89,8 @@ async def test_a_store_that_says_nothing_is_answered_within_the_budget_and_half_
     async with asyncio.timeout(0.5 + 0.5):
         answer = await house.ask("POST", START, {})
     assert (answer.status, answer.code) == (503, "gate_unavailable")
+    batch = await house.ask("POST", f"{START}/batch", {"runs": [{"key": "k"}]})
+    assert (batch.status, batch.code) == (503, "gate_unavailable")
 
 
 async def test_a_store_that_fails_behind_the_lock_is_a_check_that_failed(house: House) -> None:

@@ -62,6 +62,7 @@ async def test_a_start_of_a_full_tenant_waits_and_is_shown_everywhere(house: Hou
     rows = batch.json["results"]
     assert [row["status"] for row in rows] == [202, 429]
     assert (rows[0]["position"], rows[1]["problem"]["code"]) == (3, "queue_full")
+    assert (rows[0]["estimate_s"], "estimate_s" in rows[1]) == (None, False)
     refused = await _start(house)
     assert (refused.status, refused.json["code"]) == (429, "queue_full")
     assert refused.json["retry_class"] == "quota"
@@ -179,6 +180,9 @@ async def test_bad_wishes_are_422_and_older_replicas_409(house: House) -> None:
         ({"priority": -1}, "priority"),
         ({"priority": 1.5}, "priority"),
         ({"fairness_key": "x" * 65}, "fairness_key"),
+        ({"fairness_key": "\x00"}, "fairness_key"),
+        ({"fairness_key": "a\nb\x1b[31m"}, "fairness_key"),
+        ({"fairness_key": "a\u202eb"}, "fairness_key"),
         ({"on_full": "maybe"}, "on_full"),
         ({"on_full": "queue"}, "on_full"),
     ):

@@ -110,8 +110,11 @@ async def test_a_batch_without_keys_or_rows_starts_nothing(house: House) -> None
         assert (await house.ask("POST", path, {"runs": runs}, headers=headers)).status == 422
     long = await house.ask("POST", path, {"runs": [{}]}, headers=[("Idempotency-Key", "k" * 254)])
     assert (long.status, long.json["errors"][0]["path"]) == (422, "Idempotency-Key")
-    none = await house.ask("POST", "/v1/workflows/none/runs/batch", {"runs": [{"key": "z"}]})
-    assert (none.status, none.json["code"]) == (404, "not_found")
+    for row in ({"key": "z"}, 1):
+        none = await house.ask("POST", "/v1/workflows/none/runs/batch", {"runs": [row]})
+        assert (none.status, none.json["code"]) == (404, "not_found"), row
+    faulty = await house.ask("POST", path, {"runs": [1]})
+    assert (faulty.status, faulty.json["results"][0]["status"]) == (200, 422)
     assert len((await house.ask("GET", "/v1/runs")).json["runs"]) == 1
 
 

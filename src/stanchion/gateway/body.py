@@ -670,14 +670,21 @@ def read_query(text: bytes, shape: type[Any]) -> Any:  # noqa: ANN401 - the rout
     except msgspec.ValidationError as error:
         fault = _as_parameter(why_not(error, shape))
         raise RequestRefused(invalid((fault,), f"query: {fault}")) from None
-    for key in given:
+    for key, typed in given.items():
+        value = getattr(query, key)
         # The decoder reads the text ``null`` as None; a parameter that is given must have a value.
-        if getattr(query, key) is None:
+        if value is None:
             raise RequestRefused(invalid_member(key, "must not be null"))
+        # It reads 1e2 and 1.0 as whole numbers.
+        if type(value) is int and _WHOLE_NUMBER.fullmatch(typed) is None:
+            raise RequestRefused(invalid_member(key, "must be a whole number, in digits"))
         # It reads numbers as times.
-        if isinstance(getattr(query, key), datetime) and "-" not in given[key][1:]:
+        if isinstance(value, datetime) and "-" not in typed[1:]:
             raise RequestRefused(invalid_member(key, _TIME_WANTED))
     return query
+
+
+_WHOLE_NUMBER = re.compile("-?[0-9]+")
 
 
 @functools.cache

@@ -139,10 +139,12 @@ Comment: TypeAlias = Annotated[
         description="Text without control characters.",
     ),
 ]
-_VISIBLE: Final = (
+VISIBLE_CHAR: Final = (
     r"[^\x00-\x20\x7f-\xa0\xad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff"
-    rf"\ufff0-\uffff]{{1,{LABEL_CHARS_MAX}}}"
+    r"\ufff0-\uffff]"
 )
+"""One character that can be seen, and that does not change how others are shown."""
+_VISIBLE: Final = rf"{VISIBLE_CHAR}{{1,{LABEL_CHARS_MAX}}}"
 LABEL_PATTERN: Final = rf"^{_VISIBLE}\Z"
 """The value of a label: characters that can be seen."""
 LABEL_NAME_PATTERN: Final = LABEL_PATTERN.replace("[^", "[^:", 1)

@@ -15,7 +15,15 @@ from stanchion.core.model import Failure, ItemFailure, Risk, RunStatus, StepStat
 from stanchion.core.queue import FAIRNESS_KEY_CHARS_MAX, PRIORITY_DEFAULT, PRIORITY_MAX, OnFull
 from stanchion.core.rerun import RerunAction, RerunOnly, RerunVersion
 from stanchion.core.why import WhyCode
-from stanchion.wire.identifiers import Comment, LabelName, Labels, RunName, StepName, TopicName
+from stanchion.wire.identifiers import (
+    VISIBLE_CHAR,
+    Comment,
+    LabelName,
+    Labels,
+    RunName,
+    StepName,
+    TopicName,
+)
 from stanchion.wire.problems import Problem
 
 
@@ -24,7 +32,15 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 Priority: TypeAlias = Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]
-FairnessKey: TypeAlias = Annotated[str, Meta(max_length=FAIRNESS_KEY_CHARS_MAX)]
+FairnessKey: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=rf"^(?:{VISIBLE_CHAR}| )*\Z",
+        max_length=FAIRNESS_KEY_CHARS_MAX,
+        description="Visible characters and spaces.",
+        examples=["customer-9"],
+    ),
+]
 
 
 class StartRun(_Request, frozen=True, kw_only=True):
@@ -161,7 +177,8 @@ class BatchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     problem: Problem | None = None
     position: int | None = None
     """With 202: its place in the queue."""
-    estimate_s: float | None = None
+    estimate_s: float | msgspec.UnsetType | None = msgspec.UNSET
+    """With 202: how long it will probably wait; `null` until two runs of the tenant have ended."""
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):

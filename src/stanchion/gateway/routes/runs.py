@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Final, assert_never
@@ -57,6 +58,7 @@ from stanchion.gateway.views import (
     when,
     why_answer,
 )
+from stanchion.ports.errors import BackendError
 from stanchion.ports.records import BadCursor, Loaded
 from stanchion.services.gate import RerunPreview, StartRow
 from stanchion.services.gate_answers import (
@@ -225,7 +227,7 @@ class RawBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     RouteScope.TENANT,
     BatchAnswer,
     body=StartBatch,
-    codes=(Code.NOT_FOUND, Code.DRAINING),
+    codes=(Code.NOT_FOUND, Code.GATE_UNAVAILABLE, Code.DRAINING),
     takes_key=True,
     admits=True,
 )
@@ -258,7 +260,11 @@ async def start_batch(call: Call[RawBatch, NoQuery]) -> Reply | Refusal:
         actor=call.actor,
         traceparent=call.traceparent,
     )
-    if any(isinstance(each, UnknownWorkflow) for each in answers):
+    is_unknown = any(isinstance(each, UnknownWorkflow) for each in answers)
+    if not rows:  # the gate was not asked for the workflow
+        with suppress(BackendError):
+            is_unknown = await call.services.store.workflow(call.tenant, workflow_id) is None
+    if is_unknown:
         return not_found("workflow")
     begun: dict[int, RunStarted] = {}
     for index, answer in zip(rows, answers, strict=True):
