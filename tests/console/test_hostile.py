@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from html import unescape
 from typing import Any
 
 import pytest_asyncio
@@ -89,6 +90,85 @@ async def _poisoned(house: House) -> str:
     await ask("POST", f"/v1/runs/{other}/cancel", {"reason": LOUD})
     await ask("POST", "/v1/admin/keys", {"role": "runner", "tenant": "first", "note": EVIL})
     return run_id
+
+
+DEEP, HALF, LONG = "[" * 3_000, '{"a":"\\ud800"}', "9" * 5_000
+FREE = {"steps": {"ask": {"approval": {"message": "?", "data_schema": {}}}}}
+BOXES = {
+    "steps": {
+        "ask": {
+            "approval": {
+                "message": "?",
+                "data_schema": {"type": "object", "properties": {"j": {}}},
+            }
+        }
+    },
+    "input_schema": {
+        "type": "object",
+        "properties": {"j": {}, "n": {"type": "array", "items": {"type": "integer"}}},
+    },
+}
+
+
+async def test_texts_that_the_api_would_refuse_are_422_and_stay_in_the_form() -> None:
+    async with opened_console() as console:
+        house = console.house
+        for name, definition in (("free", FREE), ("boxes", BOXES)):
+            path = f"/v1/workflows/{name}"
+            put = await house.ask("PUT", path, definition, key=ADMIN, tenant="first")
+            assert put.status == 200, put.body
+        begun = await house.ask(
+            "POST", "/v1/workflows/boxes/runs", {"input": {}}, key=ADMIN, tenant="first"
+        )
+        run_id = begun.json["run_id"]
+        ended = await house.ask(
+            "POST", "/v1/workflows/free/runs", {"input": {}}, key=ADMIN, tenant="first"
+        )
+        other = ended.json["run_id"]
+        await house.ask("POST", f"/v1/runs/{other}/cancel", {}, key=ADMIN, tenant="first")
+        browser = await console.browser(ADMIN)
+        await browser.get("/console?tenant=first")
+        schedule = {"schedule_id": "s", "workflow_id": "free", "every_s": "60"}
+        decision = {"run_id": run_id, "step_id": "ask", "verdict": "approve"}
+        queue = {"of": "first", "on_full": "queue", "queue_max": "1", "queue_wait_s": "1"}
+        limit = {"limit_id": "l", "topics": "a"}
+        for path, fields, name, typed in (
+            ("schedules/put", schedule, "input", DEEP),
+            ("schedules/put", schedule, "input", HALF),
+            ("schedules/put", schedule, "every_s", LONG),
+            ("schedules/put", schedule, "every_s", "soon"),
+            (f"runs/{other}/rerun", {}, "input", DEEP),
+            (f"runs/{other}/rerun", {}, "input", HALF),
+            ("admission/cap", {"of": "first"}, "limit", LONG),
+            ("admission/queue", queue, "queue_max", LONG),
+            ("admission/queue", queue, "queue_wait_s", "nan"),
+            ("workflows/free/start", {}, "input", HALF),
+            ("workflows/free/start", {}, "input", DEEP),
+            ("workflows/free/start", {}, "input", "1e999"),
+            ("workflows/boxes/start", {}, "input.j", HALF),
+            ("workflows/boxes/start", {}, "input.n", LONG),
+            ("approvals/decide", decision, "data.j", '"\\ud800"'),
+            ("limits/put", limit, "max_running", LONG),
+            ("limits/put", limit, "rate_per_s", "inf"),
+            ("policies", {}, "critical.renewal_failures_max", LONG),
+            ("bulk", {"action": "cancel", "everything": "yes"}, "rate_per_s", "nan"),
+            ("escalation/order", {"order": "close"}, "hours", LONG),
+        ):
+            sent = {**fields, "tenant": "first", name: typed}
+            answer = await browser.post(f"/console/{path}", **sent)
+            assert answer.status == 422, (path, name, typed[:20], answer.status)
+            assert typed in unescape(answer.body.decode()), (path, name, typed[:20])
+
+
+async def test_a_long_name_or_address_makes_no_long_header() -> None:
+    async with opened_console() as console:
+        browser = await console.browser(ADMIN)
+        await browser.get("/console")
+        refused = await browser.post("/console/policies", tenant="x" * 70_000)
+        assert refused.status == 422
+        assert (await browser.post("/console/policies", tenant="first")).status == 303
+        themed = await browser.post("/console/theme", next="/console/" + "x" * 70_000)
+        assert (themed.status, themed.headers["location"]) == (303, "/console")
 
 
 def test_no_page_has_an_element_or_attribute_that_content_brought(

@@ -132,8 +132,12 @@ def test_what_is_left_empty_is_left_out_unless_it_is_required() -> None:
         ("value.mode", "9", "must be one of the choices"),
         ("value.sizes", "1\ntwo", "line 2: must be an integer; “two” is not"),
         ("value.more", "{", "is not JSON: expecting property name enclosed in double quotes"),
-        ("value.more", "NaN", "is not JSON"),
-        ("value.more", "[" * 100_000, "is not JSON"),
+        ("value.more", "NaN", "is not taken: NaN is not a finite number"),
+        ("value.more", "1e999", "is not taken: "),
+        ("value.more", "[" * 100_000, "is not taken: nested more than 64 levels deep"),
+        ("value.more", "[" * 65 + "]" * 65, "is not taken: nested more than 64 levels deep"),
+        ("value.more", "9" * 30, "is not taken: holds an integer beyond 64 bits"),
+        ("value.more", '"\\ud800"', "is not JSON: text holds half of a surrogate pair"),
     ],
 )
 def test_what_cannot_be_read_is_a_fault_of_its_field(name: str, text: str, fault: str) -> None:

@@ -21,9 +21,11 @@ from urllib.parse import parse_qsl
 from stanchion.console.page import Form, Visitor
 from stanchion.core.model import TenantId
 from stanchion.gateway.auth import is_loopback_host
+from stanchion.gateway.endpoint import parameter_pattern
 from stanchion.gateway.exchange import Exchange
 from stanchion.gateway.problems import Headers, Refusal, RequestRefused, invalid_member
 from stanchion.services.sessions import SESSION_MS
+from stanchion.wire.identifiers import ALL_TENANTS, TenantName
 from stanchion.wire.problems import Code
 
 TOKEN_FIELD: Final = "form_token"  # noqa: S105 - a field's name
@@ -123,12 +125,23 @@ def fields(text: str) -> Form:
 
 
 def wanted_tenant(visitor: Visitor, named: str) -> str | None:
-    """The tenant that is looked at: the visitor's own, or the one that it names."""
+    """The tenant that is looked at: the visitor's own, or the one that it names.
+
+    Raises ``RequestRefused``.
+    """
     if visitor.sees_all:
-        return TenantId(named) if named not in {"", "*"} else None
+        if named in {"", ALL_TENANTS}:
+            return None
+        if _TENANT.match(named) is None:
+            wrong = f"must match {_TENANT.pattern[:-2]}$"
+            raise RequestRefused(invalid_member("tenant", wrong))
+        return TenantId(named)
     if named not in {"", visitor.holder.tenant}:
         raise RequestRefused(Refusal(code=Code.FORBIDDEN, detail="this key is for another tenant"))
     return visitor.holder.tenant
+
+
+_TENANT: Final = parameter_pattern(TenantName)
 
 
 def _host(exchange: Exchange) -> bytes:

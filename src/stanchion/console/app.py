@@ -507,7 +507,13 @@ def _own_path(wanted: str) -> str:
     """The path to go to next; the overview, if the given one is no path of the console."""
     is_own = wanted == _PREFIX or wanted.startswith((f"{_PREFIX}/", f"{_PREFIX}?"))
     is_plain = wanted.isprintable() and wanted.isascii() and "\\" not in wanted
-    return wanted if is_own and is_plain and not wanted.startswith(_LOGIN) else _PREFIX
+    is_short = len(wanted) <= _NEXT_CHARS_MAX
+    is_fit = is_own and is_plain and is_short and not wanted.startswith(_LOGIN)
+    return wanted if is_fit else _PREFIX
+
+
+_NEXT_CHARS_MAX: Final = 8 * 1024
+"""A longer address is not gone back to: it would make a header line that clients refuse."""
 
 
 def _redirect(to: Redirect, headers: Headers = ()) -> EncodedAnswer:

@@ -16,13 +16,16 @@ from urllib.parse import quote, urlencode
 
 from stanchion.console.api import Api
 from stanchion.console.live import AdmissionSample, Alarm
+from stanchion.console.typed import Unreadable, typed_integer, typed_json, typed_number
+from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant
-from stanchion.gateway.problems import Refusal, RequestRefused
+from stanchion.gateway.problems import Refusal, RequestRefused, invalid_member
 from stanchion.services.keys import KeyHolder
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
 _List = TypeVar("_List")
+_Typed = TypeVar("_Typed")
 Data: TypeAlias = dict[str, Any]
 """What a page's template gets, beside what every page has (``view``, ``layout``, …)."""
 
@@ -53,6 +56,25 @@ class Form:
         kept = [(key, value) for key, value in self.pairs if key not in changes and value]
         new = [(key, str(value)) for key, value in changes.items() if value is not None]
         return f"?{urlencode(kept + new)}" if kept or new else ""
+
+    def json(self, name: str) -> JsonValue | None:
+        """A field that holds JSON; ``None`` if it is empty. Raises ``RequestRefused``."""
+        return self._typed(name, typed_json)
+
+    def integer(self, name: str) -> int | None:
+        """A field that holds a whole number; ``None`` if it is empty. Raises ``RequestRefused``."""
+        return self._typed(name, typed_integer)
+
+    def number(self, name: str) -> int | float | None:
+        """A field that holds a number; ``None`` if it is empty. Raises ``RequestRefused``."""
+        return self._typed(name, typed_number)
+
+    def _typed(self, name: str, read: Callable[[str], _Typed]) -> _Typed | None:
+        text = self.get(name).strip()
+        try:
+            return read(text) if text else None
+        except Unreadable as error:
+            raise RequestRefused(invalid_member(name, str(error))) from None
 
     def __contains__(self, name: object) -> bool:
         return any(key == name for key, _ in self.pairs)

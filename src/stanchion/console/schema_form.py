@@ -15,7 +15,8 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from markupsafe import Markup
 
-from stanchion.console.text import shortened, visible
+from stanchion.console.text import visible
+from stanchion.console.typed import Unreadable, typed_integer, typed_json, typed_number
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonObject, JsonValue
 
@@ -163,10 +164,6 @@ class _Absent:
 _ABSENT: Final = _Absent()
 
 
-class _Unreadable(Exception):
-    """What was typed is not a value of the field's kind."""
-
-
 def parse_form(
     fields: Sequence[FormField], posted: Mapping[str, Sequence[str]]
 ) -> tuple[JsonValue, dict[str, str]]:
@@ -206,7 +203,7 @@ def _read_one(
     text = texts[-1].replace("\r\n", "\n") if texts else ""
     try:
         return _read(field, text)
-    except _Unreadable as error:
+    except Unreadable as error:
         faults[field.name] = str(error)
         return _ABSENT
 
@@ -228,7 +225,7 @@ def _read(field: FormField, text: str) -> JsonValue | _Absent:
         case "list":
             return _list(field, text)
         case "json":
-            return _json(text)
+            return typed_json(text)
         case "group":
             return _ABSENT  # read by its members
 
@@ -243,27 +240,18 @@ def _empty(field: FormField, text: str) -> JsonValue | _Absent:
         return text
     if field.kind == "list":
         return []
-    raise _Unreadable("must be filled in")
+    raise Unreadable("must be filled in")
 
 
 def _number(text: str, kind: str) -> JsonValue:
-    try:
-        if kind == "integer":
-            return int(text)
-        found = float(text)
-    except ValueError:
-        noun = "an integer" if kind == "integer" else "a number"
-        raise _Unreadable(f"must be {noun}; {_quoted(text)} is not") from None
-    if found != found or found in (float("inf"), float("-inf")):  # noqa: PLR0124 - NaN
-        raise _Unreadable(f"must be a number; {_quoted(text)} is not")
-    return int(found) if found.is_integer() and "." not in text else found
+    return typed_integer(text) if kind == "integer" else typed_number(text)
 
 
 def _chosen(field: FormField, text: str) -> JsonValue:
     for number, choice in enumerate(field.choices):
         if text == str(number):
             return choice
-    raise _Unreadable("must be one of the choices")
+    raise Unreadable("must be one of the choices")
 
 
 def _list(field: FormField, text: str) -> JsonValue:
@@ -275,28 +263,9 @@ def _list(field: FormField, text: str) -> JsonValue:
     for number, line in enumerate(lines, 1):
         try:
             found.append(_number(line.strip(), field.item_type))
-        except _Unreadable as error:
-            raise _Unreadable(f"line {number}: {error}") from None
+        except Unreadable as error:
+            raise Unreadable(f"line {number}: {error}") from None
     return found
-
-
-def _json(text: str) -> JsonValue:
-    try:
-        found: JsonValue = json.loads(text, parse_constant=_refuse)
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise _Unreadable(f"is not JSON: {error.msg.lower()} at {place}") from None
-    except (ValueError, RecursionError):
-        raise _Unreadable("is not JSON") from None
-    return found
-
-
-def _refuse(word: str) -> None:
-    raise ValueError(word)
-
-
-def _quoted(text: str) -> str:
-    return f"“{visible(shortened(text, 40))}”"
 
 
 def faults_by_field(

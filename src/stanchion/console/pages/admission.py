@@ -181,30 +181,21 @@ def _slots(view: View, tenant: str, runs: Sequence[RunRow]) -> list[TakenSlot]:
 @PAGES.action("/admission/cap", "PUT /v1/admin/tenants/{tenant}", board)
 async def change_cap(view: View) -> Redirect:
     """Change a tenant's cap."""
-    typed = view.form.get("limit").strip()
-    if typed and not typed.isdecimal():
-        raise RequestRefused(
-            invalid_member("limit", "must be a whole number, or empty for no limit")
-        )
-    await _change(view, max_concurrent_runs=int(typed) if typed else None)
+    await _change(view, max_concurrent_runs=view.form.integer("limit"))
     return Redirect(f"{view.at('admission')}{view.query.with_(did=None)}", "cap_changed")
 
 
 @PAGES.action("/admission/queue", "PUT /v1/admin/tenants/{tenant}", board)
 async def change_queue(view: View) -> Redirect:
     """Change what a start of the tenant gets while no slot is free."""
-    numbers: dict[str, float] = {}
-    for name in ("queue_max", "queue_wait_s"):
-        try:
-            numbers[name] = float(view.form.get(name))
-        except ValueError:
-            raise RequestRefused(invalid_member(name, "must be a number")) from None
-    longest, wait_s = numbers["queue_max"], numbers["queue_wait_s"]
+    numbers = {name: view.form.number(name) for name in ("queue_max", "queue_wait_s")}
+    for name, number in numbers.items():
+        if number is None:
+            raise RequestRefused(invalid_member(name, "must be a number"))
     await _change(
         view,
         on_full=view.form.get("on_full"),
-        queue_max=int(longest) if longest.is_integer() else longest,
-        queue_wait_s=wait_s,
+        **numbers,
     )
     return Redirect(f"{view.at('admission')}{view.query.with_(did=None)}", "queue_changed")
 

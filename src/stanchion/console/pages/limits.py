@@ -6,10 +6,8 @@ from typing import Any, Final
 
 from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, View
 from stanchion.console.pictures import share_bar
-from stanchion.core.faults import Fault
 from stanchion.core.model import Topic
 from stanchion.core.topic_limits import LimitScope, TopicLimit
-from stanchion.gateway.problems import RequestRefused, invalid
 from stanchion.wire.admin import LimitView
 
 PAGES: Final = PageTable()
@@ -62,20 +60,9 @@ async def put(view: View) -> Redirect:
     topics = form.get("topics").replace(",", " ").split()
     body: dict[str, Any] = {"topics": topics, "per": form.get("per") or "deployment"}
     for name in ("max_running", "rate_per_s"):
-        body[name] = _number(name, form.get(name).strip())
+        body[name] = form.number(name)
     await view.api.send(f"PUT {_PATH}", {"limit_id": form.get("limit_id").strip()}, body)
     return Redirect(view.at("limits"), "limit_stored")
-
-
-def _number(name: str, typed: str) -> float | int | None:
-    if not typed:
-        return None
-    try:
-        number = float(typed)
-    except ValueError:
-        fault = Fault(name, "must be a number, or empty for no bound")
-        raise RequestRefused(invalid([fault], str(fault))) from None
-    return int(number) if number.is_integer() else number
 
 
 @PAGES.action("/limits/delete", f"DELETE {_PATH}", show_limits)

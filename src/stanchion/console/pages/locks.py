@@ -206,8 +206,9 @@ async def change_policies(view: View) -> Redirect:
         for event, value in policy.items():
             sent = view.form.get(f"{risk}.{event}")
             if sent and sent != value:
-                is_count = event == "renewal_failures_max" and sent.isdecimal()
-                patch.setdefault(risk, {})[event] = int(sent) if is_count else sent
+                is_count = event == "renewal_failures_max"
+                after = view.form.integer(f"{risk}.{event}") if is_count else sent
+                patch.setdefault(risk, {})[event] = after
     if patch:
         await view.api.send(_PATCH, body={"policies": patch})
     return Redirect(view.at("policies"), "policies_changed" if patch else "policies_same")

@@ -147,12 +147,9 @@ def _bulk_of(form: Form, now: Instant) -> JsonObject:
     """The body of a bulk action that is in the form."""
     filters: JsonObject = {name: value for name, value in wanted_runs(form, now).items() if value}
     body: JsonObject = {"action": form.get("action"), "filter": filters}
-    rate = form.get("rate_per_s").strip()
-    if rate:
-        try:
-            body["rate_per_s"] = float(rate)
-        except ValueError:
-            raise RequestRefused(invalid_member("rate_per_s", "must be a number")) from None
+    rate = form.number("rate_per_s")
+    if rate is not None:
+        body["rate_per_s"] = rate
     return body
 
 

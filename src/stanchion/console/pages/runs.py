@@ -364,11 +364,7 @@ async def rerun(view: View) -> Redirect | Shown:
     if version:
         body["version"] = version
     if typed:
-        try:
-            body["input"] = msgspec.json.decode(typed)
-        except msgspec.DecodeError as error:
-            refusal = invalid_member("input", f"not JSON: {error}")
-            raise RequestRefused(refusal) from None
+        body["input"] = form.json("input")
     key = None if body["dry_run"] else form.get("key") or None
     answer = await view.api.send("POST /v1/runs/{run_id}/rerun", view.params, body, key=key)
     if body["dry_run"]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, View
 from stanchion.console.pages.runs import started
-from stanchion.core.faults import Fault
-from stanchion.gateway.problems import RequestRefused, invalid
 from stanchion.wire.schedules import ScheduleView
 
 PAGES: Final = PageTable()
@@ -39,16 +36,11 @@ async def list_schedules(view: View) -> Data:
 async def put(view: View) -> Redirect:
     """Store the schedule that is in the form."""
     form = view.form
-    try:
-        given = json.loads(form.get("input").strip() or "{}")
-    except ValueError as error:
-        fault = Fault("input", f"not JSON: {error}")
-        raise RequestRefused(invalid([fault], str(fault))) from None
-    every = form.get("every_s").strip()
+    given = form.json("input") if form.get("input").strip() else {}
     body: dict[str, Any] = {
         "workflow_id": form.get("workflow_id").strip(),
         "cron": form.get("cron").strip() or None,
-        "every_s": int(every) if every.isdecimal() else None,
+        "every_s": form.integer("every_s"),
         "timezone": form.get("timezone").strip() or "UTC",
         "input": given,
         "overlap": form.get("overlap") or "skip",

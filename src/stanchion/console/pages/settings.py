@@ -159,11 +159,10 @@ def _read(view: View, name: str, before: Any) -> Any:  # noqa: ANN401 - JSON
     typed = view.form.get(name).strip()
     if isinstance(before, str):
         return typed
-    try:
-        number = float(typed)
-    except ValueError:
-        raise RequestRefused(invalid_member(name, "must be a number")) from None
-    return int(number) if number.is_integer() else number
+    number = view.form.number(name)
+    if number is None:
+        raise RequestRefused(invalid_member(name, "must be a number"))
+    return number
 
 
 @PAGES.action("/settings/change", "PATCH /v1/admin/settings", show_settings)
@@ -273,11 +272,13 @@ _HOURS_MAX: Final = 24 * 366
 async def order(view: View) -> Redirect:
     """Give an order, or clear it."""
     body: dict[str, object] = {"order": view.form.get("order")}
-    reason, hours = view.form.get("reason").strip(), view.form.get("hours").strip()
+    reason, hours = view.form.get("reason").strip(), view.form.integer("hours")
     if reason:
         body["reason"] = reason
-    if hours.isdecimal() and 0 < int(hours) <= _HOURS_MAX:
-        body["expires_at"] = (datetime.now(UTC) + timedelta(hours=int(hours))).isoformat()
+    if hours is not None:
+        if not 0 < hours <= _HOURS_MAX:
+            raise RequestRefused(invalid_member("hours", f"must be 1 to {_HOURS_MAX}, or empty"))
+        body["expires_at"] = (datetime.now(UTC) + timedelta(hours=hours)).isoformat()
     await view.api.send("POST /v1/admin/escalation", {}, body)
     return Redirect(view.at("escalation"), "escalation_ordered")
 
