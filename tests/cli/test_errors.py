@@ -201,6 +201,14 @@ HINTS = [
         problem(429, "max_concurrent_runs_reached"),
         ["stanchion tenant set acme --max-concurrent-runs N"],
     ),
+    (
+        ("run", "start", "w", "--tenant", "beta"),
+        problem(429, "budget_exhausted", budget="tokens", resets_at=None),
+        [
+            "stanchion tenant limits --tenant beta",
+            "stanchion tenant set beta --budget NAME=LIMIT/WINDOW",
+        ],
+    ),
     (("run", "start", "w"), problem(503, "gate_busy"), ["stanchion lease list"]),
 ]
 
@@ -286,6 +294,15 @@ def test_an_empty_list_says_whose_it_is(cli: Cli, server: Script) -> None:
     assert "no runs of tenant acme (see --tenant)" in cli("run", "list", "--tenant", "acme").err
     keyed = cli("run", "list", "--api-key", "sk_a_b").err
     assert "no runs of the key's tenant (a key for all tenants: default; see --tenant)" in keyed
+
+
+@pytest.mark.parametrize("filter_", [("--label", "x=y"), ("--status", "failed"), ("--since", "1h")])
+def test_an_empty_list_with_a_filter_says_that_no_run_matches(
+    filter_: tuple[str, str], cli: Cli, server: Script
+) -> None:
+    server.says(Said({"runs": [], "cursor": None}))
+    said = cli("run", "list", *filter_).err
+    assert said == "no runs of tenant default (see --tenant) match these filters\n"
 
 
 @pytest.mark.parametrize(

@@ -206,10 +206,13 @@ def test_a_dry_run_of_a_rerun_says_what_would_happen_in_80_columns(
     assert "Idempotency-Key" not in request.headers
 
 
-def test_a_run_that_fails_at_once_is_told_with_its_reason(cli: Cli, server: Script) -> None:
+@pytest.mark.parametrize("command", [("run", "start"), ("schedule", "trigger")])
+def test_a_run_that_fails_at_once_is_told_with_its_reason(
+    command: tuple[str, str], cli: Cli, server: Script
+) -> None:
     error = {"code": "expression_error", "message": "input: no such key", "step": "plan"}
     server.says(Said(runs.StartAnswer("07-01h", RunStatus.FAILED)), Said({"error": error}))
-    seen = cli("run", "start", "research")
+    seen = cli(*command, "research")
     assert (seen.code, seen.out) == (Exit.FAILED, "07-01h  failed\n")
     assert seen.err == ("the run has failed at once: plan: input: no such key (expression_error)\n")
 

@@ -113,7 +113,7 @@ _FIXES: Final = {
     " stanchion tenant set {tenant} --max-concurrent-runs N",
     "queue_full": "wait for a run to end, or let more runs wait:"
     " stanchion tenant set {tenant} --queue-max N",
-    "budget_exhausted": "see what is left: stanchion tenant limits; or raise the limit:"
+    "budget_exhausted": "see what is left: stanchion tenant limits{flags}; or raise the limit:"
     " stanchion tenant set {tenant} --budget NAME=LIMIT/WINDOW",
     "job_throttled": "submit more slowly, or raise the rate:"
     " stanchion tenant set {tenant} --job-rate R",
@@ -222,8 +222,9 @@ def _fix(problem: Mapping[str, Any], code: str, path: str, caller: CallContext) 
             remedy = problem.get("remedy")
             return remedy if isinstance(remedy, str) else None
         case _:
-            fix = _FIXES.get(code)
-            return None if fix is None else fix.format(tenant=caller.tenant or "NAME")
+            if code not in _FIXES:
+                return None
+            return _FIXES[code].format(tenant=caller.tenant or "NAME", flags=caller.flags)
 
 
 def _authenticated(caller: CallContext) -> str:

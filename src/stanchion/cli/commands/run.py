@@ -122,7 +122,7 @@ def start_run(  # noqa: PLR0913 - one for each option
     wishes = {"priority": priority, "fairness_key": fairness_key, "on_full": on_full}
     body |= {name: wish for name, wish in wishes.items() if wish is not None}
     answer = session.create(path_to("workflows", workflow_id, "runs"), body, key)
-    return _started(session, answer, watch=watch)
+    return show_started(session, answer, watch=watch)
 
 
 @run.command("batch")
@@ -225,7 +225,7 @@ def rerun_run(
     if dry_run:
         session.show(session.send("POST", path, {**body, "dry_run": True}).document, rerun_lines)
         return Exit.OK
-    return _started(session, session.create(path, body, key), watch=watch)
+    return show_started(session, session.create(path, body, key), watch=watch)
 
 
 selects_runs = with_options(
@@ -288,12 +288,12 @@ def list_runs(
 ) -> None:
     """List runs, newest first; with --tenant '*' of all tenants."""
     only, is_of_all = selection(options), session.server.tenant == "*"
+    matching = " match these filters" if any(only.values()) else ""
+    what = f"runs of {session.whose}{matching}"
 
     def show() -> None:
         page = session.get(path_to("runs"), **only, limit=limit, cursor=cursor)
-        show_page(
-            session, page, lambda it: run_rows(it, is_of_all=is_of_all), f"runs of {session.whose}"
-        )
+        show_page(session, page, lambda it: run_rows(it, is_of_all=is_of_all), what)
 
     show_repeatedly(show, watch=watch)
 
@@ -472,7 +472,8 @@ def _waits(session: Session, run: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _started(session: Session, answer: ApiAnswer, *, watch: bool) -> int:
+def show_started(session: Session, answer: ApiAnswer, *, watch: bool = False) -> int:
+    """Show a run that was started, and why if it failed at once. Returns the exit code."""
     document: dict[str, Any] = answer.document
     if watch:
         session.note(f"run {document['run_id']}")

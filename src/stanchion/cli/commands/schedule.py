@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from stanchion.cli.commands.run import label_of
+from stanchion.cli.commands.run import label_of, show_started
 from stanchion.cli.session import Session, calls_server, json_of, key_option, list_command, path_to
 from stanchion.cli.text import cell, clock, ident, pairs, rows_of
 
@@ -129,10 +129,10 @@ def _set_paused(session: Session, schedule_id: str, *, paused: bool) -> None:
 @click.argument("schedule_id", metavar="ID")
 @key_option("run")
 @calls_server
-def trigger_schedule(session: Session, schedule_id: str, key: str | None) -> None:
+def trigger_schedule(session: Session, schedule_id: str, key: str | None) -> int:
     """Start a run of a schedule now, beside its ticks."""
     answer = session.create(path_to("schedules", schedule_id, "trigger"), None, key)
-    session.show(answer.document, lambda run: [f"{cell(run['run_id'])}  {cell(run['status'])}"])
+    return show_started(session, answer)
 
 
 @schedule.command("delete")
