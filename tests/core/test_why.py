@@ -120,6 +120,16 @@ CASES: dict[str, tuple[RunFacts, Surroundings, WhyCode, str, str]] = {
         "failed, no (bad)",
         "stanchion run rerun r1",
     ),
+    **{
+        f"failed with {code}": (
+            RunFacts(at=NOW, run=replace(run(status=RunStatus.FAILED), error=Failure(code, "no"))),
+            Surroundings(),
+            WhyCode.FINISHED,
+            f"failed, no ({code})",
+            "with another input: stanchion run rerun r1 --input @input.json;",
+        )
+        for code in ("expression_error", "invalid_input")
+    },
     "queued": (
         replace(READY, position=3),
         Surroundings(),

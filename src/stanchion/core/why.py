@@ -266,13 +266,21 @@ def _finished(run: Run) -> Finding:
     said = f"the run has ended: {run.status}"
     if run.error is not None:
         said += f", {run.error.message} ({run.error.code})"
-    verb = "show" if run.status is RunStatus.SUCCEEDED else "rerun"
-    return Finding(
-        code=WhyCode.FINISHED,
-        detail=said,
-        since=run.finished_at,
-        remedy=f"stanchion run {verb} {run.id}",
-    )
+    if run.status is RunStatus.SUCCEEDED:
+        remedy = f"stanchion run show {run.id}"
+    elif run.error is not None and run.error.code in _FAULTS_OF_INPUT:
+        # The same input on the same version would fail in the same way.
+        remedy = (
+            f"with another input: stanchion run rerun {run.id} --input @input.json;"
+            f" with a corrected workflow: stanchion run rerun {run.id} --version newest"
+        )
+    else:
+        remedy = f"stanchion run rerun {run.id}"
+    return Finding(code=WhyCode.FINISHED, detail=said, since=run.finished_at, remedy=remedy)
+
+
+_FAULTS_OF_INPUT: Final = frozenset({"expression_error", "invalid_input"})
+"""Codes of failures that depend only on the run's input, results so far, and workflow."""
 
 
 def _queued(facts: RunFacts, position: int) -> Finding:
