@@ -19,6 +19,11 @@ __all__ = ["Seen", "on_terminal", "plain_environment", "snapshot"]
 
 ROWS, COLUMNS = 40, 100
 _AT_MOST_S = 60.0
+_IN_2026 = (
+    "import runpy; from stanchion.cli import text; text.this_year = lambda: '2026';"
+    "runpy.run_module('stanchion', run_name='__main__', alter_sys=True)"
+)
+"""``python -m stanchion`` in the year of all fixtures: times of another year are longer."""
 
 
 class Seen(NamedTuple):
@@ -48,7 +53,7 @@ def on_terminal(
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "stanchion", *args],
+        [sys.executable, "-c", _IN_2026, *args],
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
 
 from stanchion.cli.errors import Exit
+from stanchion.cli.text import FlexibleCell, clock
 from stanchion.core.model import Failure, RunStatus, StepId, StepStatus
 from stanchion.wire import runs
 from tests.cli.cases import CASES, RUN, Case
@@ -128,6 +130,34 @@ def test_at_80_columns_ids_of_keys_are_whole(server: Script) -> None:
     seen = on_terminal("key", "list", "--url", server.url, env={"NO_COLOR": "1"}, columns=80)
     assert "0123456789abcdef  " in seen.text
     assert max(map(len, seen.text.splitlines())) <= 80
+
+
+def test_at_80_columns_a_time_of_another_year_keeps_its_year(server: Script) -> None:
+    row = {
+        "id": "0123456789abcdef",
+        "role": "operator",
+        "tenant": "acme",
+        "name": "kim",
+        "note": None,
+        "created_at": "2026-11-16T10:26:59Z",
+        "expires_at": "2027-02-15T10:26:59Z",
+        "last_used_at": None,
+        "revoked_at": None,
+    }
+    server.says(Said({"keys": [row], "cursor": None}))
+    seen = on_terminal("key", "list", "--url", server.url, env={"NO_COLOR": "1"}, columns=80)
+    assert "2027-02-15 10:26" in seen.text
+    assert "2026" not in seen.text
+    assert max(map(len, seen.text.splitlines())) <= 80
+
+
+def test_the_year_that_is_left_out_is_the_present_one() -> None:
+    year = datetime.now(UTC).year
+    shown = clock(f"{year}-02-15T10:26:59Z"), clock(f"{year + 1}-02-15T10:26:59Z")
+    assert [each.short for each in shown if isinstance(each, FlexibleCell)] == [
+        "02-15 10:26",
+        f"{year + 1}-02-15 10:26",
+    ]
 
 
 def test_a_pipe_gets_whole_lines_unless_columns_are_given(server: Script) -> None:

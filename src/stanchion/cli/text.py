@@ -10,6 +10,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, Self, TypeAlias
 
 import click
@@ -110,12 +111,18 @@ def whole_ident(value: str | None) -> str:
 
 
 def clock(value: str | None) -> str:
-    """A time in UTC, to the second."""
+    """A time in UTC, to the second. A narrow terminal shows the year only of another year."""
     if value is None:
         return "-"
+    first = 5 if value[:4] == this_year() else 0
     return FlexibleCell(
-        printable(value[:19].replace("T", " ") + "Z"), printable(value[5:16].replace("T", " "))
+        printable(value[:19].replace("T", " ") + "Z"), printable(value[first:16].replace("T", " "))
     )
+
+
+def this_year() -> str:
+    """The year now, in UTC."""
+    return str(datetime.now(UTC).year)
 
 
 def clock_ms(value: str) -> str:
