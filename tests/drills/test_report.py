@@ -25,6 +25,7 @@ from stanchion.charts import (
     Window,
     svg_of,
 )
+from stanchion.drills import command
 from stanchion.drills.command import AGAINST, announcement, verdict_lines
 from stanchion.drills.observe import (
     Metrics,
@@ -36,6 +37,7 @@ from stanchion.drills.observe import (
 )
 from stanchion.drills.options import DrillOptions, Progress
 from stanchion.drills.page import write_index, write_report
+from stanchion.drills.processes import CouldNotRun
 from stanchion.drills.verdict import (
     DrillResult,
     ProcessorUse,
@@ -269,3 +271,9 @@ def test_the_seed_alone_decides_about_chance() -> None:
     assert one.chance("a").random() == two.chance("a").random()
     assert one.chance("a").random() != one.chance("b").random()
     assert "sk_" not in repr(DrillOptions(api_key="sk_secret"))
+
+
+def test_what_is_missing_can_be_installed_from_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda _name: None)
+    with pytest.raises(CouldNotRun, match=re.escape("in a clone: pip install '.[server,drill]'")):
+        command.run_drills(["admission"], DrillOptions(), is_json=False)
