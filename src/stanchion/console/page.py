@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 from stanchion.console.api import Api
 from stanchion.console.live import AdmissionSample, Alarm
-from stanchion.console.typed import Unreadable, typed_integer, typed_json, typed_number
+from stanchion.console.typed import WronglyTyped, typed_integer, typed_json, typed_number
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid_member
@@ -73,7 +73,7 @@ class Form:
         text = self.get(name).strip()
         try:
             return read(text) if text else None
-        except Unreadable as error:
+        except WronglyTyped as error:
             raise RequestRefused(invalid_member(name, str(error))) from None
 
     def __contains__(self, name: object) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 from markupsafe import Markup
 
 from stanchion.console.text import visible
-from stanchion.console.typed import Unreadable, typed_integer, typed_json, typed_number
+from stanchion.console.typed import WronglyTyped, typed_integer, typed_json, typed_number
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonObject, JsonValue
 
@@ -203,7 +203,7 @@ def _read_one(
     text = texts[-1].replace("\r\n", "\n") if texts else ""
     try:
         return _read(field, text)
-    except Unreadable as error:
+    except WronglyTyped as error:
         faults[field.name] = str(error)
         return _ABSENT
 
@@ -240,7 +240,7 @@ def _empty(field: FormField, text: str) -> JsonValue | _Absent:
         return text
     if field.kind == "list":
         return []
-    raise Unreadable("must be filled in")
+    raise WronglyTyped("must be filled in")
 
 
 def _number(text: str, kind: str) -> JsonValue:
@@ -251,7 +251,7 @@ def _chosen(field: FormField, text: str) -> JsonValue:
     for number, choice in enumerate(field.choices):
         if text == str(number):
             return choice
-    raise Unreadable("must be one of the choices")
+    raise WronglyTyped("must be one of the choices")
 
 
 def _list(field: FormField, text: str) -> JsonValue:
@@ -263,8 +263,8 @@ def _list(field: FormField, text: str) -> JsonValue:
     for number, line in enumerate(lines, 1):
         try:
             found.append(_number(line.strip(), field.item_type))
-        except Unreadable as error:
-            raise Unreadable(f"line {number}: {error}") from None
+        except WronglyTyped as error:
+            raise WronglyTyped(f"line {number}: {error}") from None
     return found
 
 

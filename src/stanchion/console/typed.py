@@ -18,21 +18,21 @@ from stanchion.core.json_value import JsonValue
 from stanchion.gateway.body import InvalidJson, MalformedJson, decode_json, fault_in
 
 
-class Unreadable(Exception):
+class WronglyTyped(Exception):
     """What was typed is not a value of the field's kind. The message says why."""
 
 
 def typed_json(text: str) -> JsonValue:
-    """The value of a JSON text. Raises ``Unreadable``."""
+    """The value of a JSON text. Raises ``WronglyTyped``."""
     try:
         found: Any = decode_json(text.encode("utf-8", "surrogatepass"), _ANY)
     except InvalidJson as error:
-        raise Unreadable(f"is not taken: {error.fault}") from None
+        raise WronglyTyped(f"is not taken: {error.fault}") from None
     except MalformedJson as error:
-        raise Unreadable(f"is not JSON: {_why(text) or error}") from None
+        raise WronglyTyped(f"is not JSON: {_why(text) or error}") from None
     fault = fault_in(found, "")
     if fault is not None:
-        raise Unreadable(f"is not taken: {fault.message}")
+        raise WronglyTyped(f"is not taken: {fault.message}")
     value: JsonValue = found
     return value
 
@@ -49,22 +49,22 @@ def _why(text: str) -> str | None:
 
 
 def typed_integer(text: str) -> int:
-    """A whole number of at most 64 bits. Raises ``Unreadable``."""
+    """A whole number of at most 64 bits. Raises ``WronglyTyped``."""
     found = _integer(text.strip())
     if found is None:
-        raise Unreadable(f"must be an integer; {_quoted(text)} is not")
+        raise WronglyTyped(f"must be an integer; {_quoted(text)} is not")
     return found
 
 
 def typed_number(text: str) -> int | float:
-    """A finite number. Raises ``Unreadable``."""
+    """A finite number. Raises ``WronglyTyped``."""
     text = text.strip()
     whole = _integer(text)
     if whole is not None:
         return whole
     found = float(text) if _NUMBER.fullmatch(text) else math.nan
     if not math.isfinite(found):
-        raise Unreadable(f"must be a number; {_quoted(text)} is not")
+        raise WronglyTyped(f"must be a number; {_quoted(text)} is not")
     is_short = found.is_integer() and "." not in text and abs(found) < _EXACT
     return int(found) if is_short else found
 

@@ -17,7 +17,7 @@ from stanchion.core.events import Approved, CancelRequested, Rejected
 from stanchion.core.model import Item, ItemKey, Run, RunId, Step, StepId
 from stanchion.core.transition import TimelineEntry
 from stanchion.ports.records import Committed, PostAnswer
-from stanchion.sim.workflows import DOCUMENTS, Document, Fails, Means, Scope, Shown, handled
+from stanchion.sim.workflows import DOCUMENTS, Document, Fails, Means, Scope, StepInScope, handled
 
 if TYPE_CHECKING:
     from stanchion.adapters.store.memory.state import RunFile
@@ -42,7 +42,7 @@ class Decision(NamedTuple):
     data: Any
 
 
-class RunFacts(NamedTuple):
+class RunIncidents(NamedTuple):
     """What happened to a run beside the results of its jobs."""
 
     cancels: int = 0
@@ -86,7 +86,7 @@ class RunOracle:
         run: Run,
         items: Mapping[ItemKey, Item],
         timeline: Sequence[TimelineEntry],
-        facts: RunFacts,
+        facts: RunIncidents,
     ) -> None:
         self.sentences: list[str] = []
         self._seed = seed
@@ -131,13 +131,13 @@ class RunOracle:
     # ── Bodies ───────────────────────────────────────────────────────────────────────────────────
 
     def _body(self, document: Document, states: Mapping[StepId, Step], place: _Place) -> _End:
-        shown: dict[str, Shown] = {}
+        shown: dict[str, StepInScope] = {}
         failed_at: str | None = None
         for name, spec in document["steps"].items():
             state = states.get(StepId(place.prefix + name), Step())
             end = self._step(name, spec, state, shown, place, states)
             failures = tuple(each.index for each in state.failures)
-            shown[name] = Shown(str(state.status), end.output, failures)
+            shown[name] = StepInScope(str(state.status), end.output, failures)
             if end.status in _FAILURES and spec.get("on_failure") != "continue":
                 failed_at = failed_at or end.failed_at or place.prefix + name
         if failed_at is not None:
@@ -155,7 +155,7 @@ class RunOracle:
         name: str,
         spec: Document,
         state: Step,
-        shown: Mapping[str, Shown],
+        shown: Mapping[str, StepInScope],
         place: _Place,
         states: Mapping[StepId, Step],
     ) -> _End:
@@ -207,7 +207,7 @@ class RunOracle:
         return end
 
     @staticmethod
-    def _is_blocked(spec: Document, shown: Mapping[str, Shown], place: _Place) -> bool:
+    def _is_blocked(spec: Document, shown: Mapping[str, StepInScope], place: _Place) -> bool:
         """Whether a step that it needs has ended so that it must not begin."""
         for name in spec.get("needs", ()):
             is_accepted = place.steps[name].get("on_failure") == "continue"
@@ -473,7 +473,7 @@ class MeaningRecord:
     def judge(self, file: RunFile) -> None:
         """Check a run that has ended."""
         run = file.run
-        facts = RunFacts(
+        facts = RunIncidents(
             cancels=self._cancels[run.id],
             decisions={
                 step_id: said

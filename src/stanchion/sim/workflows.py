@@ -20,7 +20,7 @@ from stanchion.core.workflow import Workflow
 from stanchion.core.workflow_file import parse_workflow
 
 
-class Shown(NamedTuple):
+class StepInScope(NamedTuple):
     """A step as expressions see it."""
 
     status: str
@@ -33,7 +33,7 @@ class Scope(NamedTuple):
     """What an expression may name."""
 
     input: Any
-    steps: Mapping[str, Shown]
+    steps: Mapping[str, StepInScope]
     item: Any = None
     at: int | None = None
     """The index of the item."""
