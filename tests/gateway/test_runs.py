@@ -15,11 +15,14 @@ from stanchion.core.bulk import BulkAction
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
     Instant,
+    Item,
+    ItemKey,
     Run,
     RunId,
     RunStatus,
     Step,
     StepId,
+    StepStatus,
     TenantId,
     Topic,
     WorkflowId,
@@ -27,7 +30,7 @@ from stanchion.core.model import (
 from stanchion.core.plan import Plan, link
 from stanchion.core.workflow import JobSpec, StepSpec, Workflow
 from stanchion.gateway import GatewayOptions
-from stanchion.gateway.views import encoded_run, has_small_outputs, run_view
+from stanchion.gateway.views import encoded_run, has_small_outputs, item_row, run_view
 from tests.gateway.asgi import opened
 from tests.gateway.house import ADMIN, House, opened_house
 from tests.services.faulty_locks import Fault
@@ -539,6 +542,26 @@ async def test_a_workflow_for_each_item_over_http(house: House) -> None:
     assert [row["status"] for row in rows] == ["succeeded", "running", "running"]
     assert rows[0]["job_id"] is None
     assert rows[0]["output"] == {"check": "c"}
+
+
+def test_an_item_names_its_last_job_also_within_one_millisecond() -> None:
+    now = Instant(1_700_000_000_000)
+    run = Run(
+        id=RunId("r"),
+        tenant=TenantId("t"),
+        workflow_id=WorkflowId("w"),
+        workflow_version=1,
+        input={},
+        created_at=now,
+        steps={StepId("each"): Step(status=StepStatus.RUNNING)},
+    )
+    done = Step(status=StepStatus.SUCCEEDED, attempt=1, dispatch=1, finished_at=now)
+    steps = {StepId("each.draft"): done, StepId("each.check"): done}
+    key = ItemKey(StepId("each"), 0)
+    assert item_row(run, key, Item(steps=steps)).job_id == "r:each.check[0]@1"
+    earlier = replace(done, finished_at=Instant(now - 1))
+    steps[StepId("each.check")] = earlier
+    assert item_row(run, key, Item(steps=steps)).job_id == "r:each.draft[0]@1"
 
 
 async def test_a_rerun_takes_another_version_or_input(house: House) -> None:

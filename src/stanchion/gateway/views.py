@@ -394,12 +394,15 @@ def item_row(run: Run, key: ItemKey, item: Item) -> ItemRow:
 
 
 def _inner_job(run: Run, index: int, item: Item) -> JobId | None:
-    """Of an item with a workflow: the job that it waits for, or else the one that ended last."""
+    """Of an item with a workflow: the job that it waits for, or else the one that ended last.
+
+    Of several that ended in the same millisecond, the last in the order of the workflow.
+    """
     jobs = [(step_id, step) for step_id, step in item.steps.items() if step.dispatch]
     if not jobs:
         return None
     step_id, step = max(
-        jobs, key=lambda each: (isinstance(each[1].wait, OnJob), each[1].finished_at or 0)
+        reversed(jobs), key=lambda each: (isinstance(each[1].wait, OnJob), each[1].finished_at or 0)
     )
     return job_id(run.id, step_id, index, step.attempt)
 
