@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from random import Random
+from statistics import median
 from typing import Final
 
 import msgspec
@@ -67,6 +68,8 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How often the largest size is repeated."""
     oversized: int | None = None
     quiet_s: float = 0.0
+    quiet_rounds: int = 1
+    """How often another tenant is compared with itself alone, in turns."""
     quiet_floor_s: float = QUIET_FLOOR_S
     sweep_waits_s: tuple[float, ...] = ()
     """Beginning with the default, which needs no change of the settings."""
@@ -98,7 +101,11 @@ _QUICK: Final = {
 }
 _WHOLE: Final = {
     "SQLite": _Plan(
-        strategies=tuple(STRATEGIES), sizes=(10, 50, 100), oversized=1_000, quiet_s=3.0
+        strategies=tuple(STRATEGIES),
+        sizes=(10, 50, 100),
+        oversized=1_000,
+        quiet_s=3.0,
+        quiet_rounds=3,
     ),
     "two replicas": _Plan(
         strategies=tuple(STRATEGIES),
@@ -106,6 +113,7 @@ _WHOLE: Final = {
         rounds=3,
         oversized=1_000,
         quiet_s=3.0,
+        quiet_rounds=3,
         sweep_waits_s=(WAIT_BUDGET_S, 0.5, 0.1),
         sweep_retries=(0, 25, 100),
     ),
@@ -123,7 +131,8 @@ async def admission_drill(options: DrillOptions, progress: Progress) -> DrillRes
     for stack, plan in plans.items():
         phases.append((f"bursts on {stack}", plan.about_s))
         if plan.quiet_s:
-            phases.append((f"another tenant beside them on {stack}", 5 + 6 * plan.quiet_s))
+            about_s = plan.quiet_rounds * (2 + 6 * plan.quiet_s)
+            phases.append((f"another tenant beside them on {stack}", 5 + about_s))
         if plan.sweep_waits_s:
             cells = len(plan.sweep_waits_s) * len(plan.sweep_retries) + plan.compares_clients
             phases.append(("wait budget × retry budget", 4.0 * cells))
@@ -246,18 +255,24 @@ async def _isolation(
         rows = []
         for strategy in ("atomic", JITTER):
             await noisy.configure(max_concurrent_runs=CAP, admission=STRATEGIES[strategy])
+            alone, seen = [], []
+            for _ in range(plan.quiet_rounds):
+                alone.append(await beside(None))
+                seen.append(await beside("hold"))
+                await noisy.cancel_all()
             bursts = f"bursts of {_BURST_CALLERS}, {strategy}"
-            alone = await beside(None)
-            rows.append(_compared(stack, bursts, alone, await beside("hold")))
-            await noisy.cancel_all()
+            rows.append(_compared(stack, bursts, _pooled(alone), _pooled(seen)))
         # Under `lock` its own lock is a tenant's only one: the other one's is held, and it does
         # not wait.
         await quiet.configure(max_concurrent_runs=None, admission=STRATEGIES[JITTER_10])
-        alone = await beside(None)
-        held = {"name": f"admission/{noisy.name}", "ttl_s": plan.quiet_s + 5}
-        await noisy.expect("POST", "/v1/admin/leases", held)
-        rows.append(_compared(stack, "a held lock", alone, await beside(None)))
-        await noisy.call("DELETE", f"/v1/admin/leases/admission/{noisy.name}")
+        alone, seen = [], []
+        for _ in range(plan.quiet_rounds):
+            alone.append(await beside(None))
+            held = {"name": f"admission/{noisy.name}", "ttl_s": plan.quiet_s + 5}
+            await noisy.expect("POST", "/v1/admin/leases", held)
+            seen.append(await beside(None))
+            await noisy.call("DELETE", f"/v1/admin/leases/admission/{noisy.name}")
+        rows.append(_compared(stack, "a held lock", _pooled(alone), _pooled(seen)))
     return rows
 
 
@@ -279,6 +294,15 @@ class _Starts(msgspec.Struct, frozen=True):
     samples: list[Sample]
     starvation: float
     lag_s: float
+
+
+def _pooled(rounds: Sequence[_Starts]) -> _Starts:
+    """All starts of several rounds, and how busy the machine was in the middle one of them."""
+    return _Starts(
+        [sample for each in rounds for sample in each.samples],
+        median(each.starvation for each in rounds),
+        median(each.lag_s for each in rounds),
+    )
 
 
 _BURST_CALLERS, _BURST_EVERY_S, _QUIET_PER_S = 100, 1.0, 40.0
