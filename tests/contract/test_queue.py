@@ -21,9 +21,17 @@ from stanchion.core.admission import (
 )
 from stanchion.core.events import CancelRequested, Promoted, TimerFired
 from stanchion.core.model import Instant, RunId, RunStatus, Stamp, TenantId, place_of
-from stanchion.core.queue import QUEUE_TIMEOUT, QUEUE_TIMER, FairQueue, OnFull, QueueRequest
+from stanchion.core.queue import (
+    PROMOTED_AT_ONCE_MAX,
+    QUEUE_TIMEOUT,
+    QUEUE_TIMER,
+    FairQueue,
+    OnFull,
+    QueueRequest,
+)
 from stanchion.core.schedule import TickMark
 from stanchion.ports.records import (
+    ADMISSIONS_MAX,
     Admission,
     CommitConflict,
     Committed,
@@ -32,6 +40,7 @@ from stanchion.ports.records import (
     OldestWaits,
     PostAnswer,
     RunFilter,
+    StartTerms,
     Tenant,
 )
 from stanchion.ports.store import Store
@@ -55,6 +64,7 @@ from tests.contract.builders import (
 from tests.contract.harness import Harness
 
 CAP_1 = Tenant(max_concurrent_runs=1, on_full=OnFull.QUEUE)
+ROOMY = replace(CAP_1, queue_max=1_000)
 
 
 async def _ask(
@@ -294,6 +304,80 @@ async def test_a_raised_cap_promotes_in_the_same_step(
     assert statuses == [RunStatus.PENDING] * promoted + [RunStatus.QUEUED] * (4 - promoted)
     assert await store.active_runs(ACME) == 1 + promoted
     assert await store.queued_runs(ACME) == 4 - promoted
+
+
+async def _many_wait(store: Store, count: int) -> list[RunId]:
+    """Runs that are queued, in their order."""
+    waiting: list[RunId] = []
+    while len(waiting) < count:
+        now, some = await store.now(), min(ADMISSIONS_MAX, count - len(waiting))
+        wanted = [admission(now, queue=QueueRequest()) for _ in range(some)]
+        verdicts = await store.admit_many(wanted, within_ms=WITHIN_MS)
+        assert all(isinstance(each, Queued) for each in verdicts)
+        waiting += [each.run.id for each in wanted]
+    return waiting
+
+
+async def test_one_step_promotes_a_bounded_number_and_the_next_step_goes_on(store: Store) -> None:
+    first = await _full(store, ROOMY)
+    waiting = await _many_wait(store, 2 * PROMOTED_AT_ONCE_MAX + 1)
+    await store.put_tenant(ACME, replace(ROOMY, max_concurrent_runs=None))
+    left = len(waiting) - PROMOTED_AT_ONCE_MAX
+    assert await store.queued_runs(ACME) == left
+    assert await store.promote(ACME) == tuple(waiting[-left:-1])
+    assert await store.active_runs(ACME) == len(waiting)
+    assert await store.promote(ACME) == tuple(waiting[-1:])
+    assert await store.promote(ACME) == ()
+    assert await store.promote(GLOBEX) == ()
+    assert first
+
+
+async def test_slots_that_are_left_after_a_crash_are_given_away_by_the_next_decision(
+    store: Store,
+) -> None:
+    await _full(store, ROOMY)
+    waiting = await _many_wait(store, PROMOTED_AT_ONCE_MAX + 2)
+    cap = PROMOTED_AT_ONCE_MAX + 2
+    await store.put_tenant(ACME, replace(ROOMY, max_concurrent_runs=cap))
+    # The replica that changed the cap is gone. Another one decides on a promoted run.
+    answer = await advance(store, ONE_JOB, waiting[7])
+    assert isinstance(answer, Committed)
+    assert answer.promoted == (waiting[-2],)
+    again = await advance(store, ONE_JOB, waiting[8])
+    assert isinstance(again, Committed)
+    assert again.promoted == ()
+    assert await store.queue_position(waiting[-1]) == 1
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+async def test_a_start_does_not_overtake_those_that_are_not_promoted_yet(
+    store: Store, *, is_batch: bool
+) -> None:
+    await _full(store, ROOMY)
+    waiting = await _many_wait(store, 2 * PROMOTED_AT_ONCE_MAX + 3)
+    cap = 2 * PROMOTED_AT_ONCE_MAX + 3
+    config = replace(ROOMY, max_concurrent_runs=cap, queue_max=2)
+    await store.put_tenant(ACME, config)
+    # A hundred slots and more are free, and all of them are promised. One that rejects is full.
+    terms = StartTerms(on_full=OnFull.REJECT)
+    checked = await store.check_starts(ACME, [terms, StartTerms()], ())
+    assert checked.refused == (Full(cap, cap), None)
+    wanted = [admission(await store.now(), queue=QueueRequest()) for _ in range(2)]
+    verdicts = (
+        await store.admit_many(wanted, within_ms=WITHIN_MS)
+        if is_batch
+        else [await store.admit(each, within_ms=WITHIN_MS) for each in wanted]
+    )
+    last, full = verdicts
+    # The first of them promotes; without a batch the second does too.
+    assert last == Queued(wanted[0].run.id, 4)
+    assert full == QueueFull(cap, cap, 2)
+    assert await store.queued_runs(ACME) == (4 if is_batch else 2)
+    assert (await store.check_starts(ACME, [StartTerms()], ())).refused == (QueueFull(cap, cap, 2),)
+    while await store.promote(ACME):
+        pass
+    assert await store.active_runs(ACME) == cap
+    assert [await store.queue_position(each) for each in (waiting[-1], wanted[0].run.id)] == [1, 2]
 
 
 async def test_an_audit_that_finds_a_leaked_slot_promotes(store: Store, harness: Harness) -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from stanchion.adapters.outcomes import SummaryBoard
+from stanchion.adapters.store.memory import runs as memory_runs
 from stanchion.adapters.store.memory import state as memory_state
 from stanchion.adapters.store.memory.runs import carry_out
 from stanchion.adapters.store.memory.state import Account, JobFile, MemoryState, RunFile, RunPlaces
@@ -130,6 +131,11 @@ def _promotes_the_last(state: MemoryState, tenant: TenantId) -> tuple[RunId, ...
         queue.remove(run_id)
         queue.add(run_id, QueueRequest())
     return _promote(state, tenant)
+
+
+def _ends_promote(_applied: Collection[str], status: RunStatus) -> bool:
+    """The first decision of a promoted run does not promote the next."""
+    return status.is_finished
 
 
 # ── Locks ────────────────────────────────────────────────────────────────────────────────────────
@@ -780,6 +786,12 @@ ALL: Final = (
         name="last-come-first-served",
         says="the queue is served from its tail, without priorities and turns",
         applied=_patched(MemoryState, "promote", _promotes_the_last),
+        profile="queue",
+    ),
+    Mutant(
+        name="promotion-stops-half-way",
+        says="what a step has left to promote waits for the next end",
+        applied=_patched(memory_runs, "goes_on", _ends_promote),
         profile="queue",
     ),
     Mutant(name="slot-freed-later", says="the slot is freed in a second step", store=_SlotLater),

@@ -28,6 +28,7 @@ FOUND_ON = {
     "forget-the-waiter": (0, "no slot idles while a run waits"),
     "promote-twice": (0, "who waits is in the queue"),
     "last-come-first-served": (5, "nobody overtakes"),
+    "promotion-stops-half-way": (0, "no slot idles while a run waits"),
     "slot-freed-later": (0, "slots equal unfinished runs"),
     "listed-as-it-was": (0, "lists equal scans"),
     "source-not-recorded": (0, "versions in force"),

@@ -129,10 +129,20 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     asked_on_full: OnFull | None = None
     """Of the start itself."""
     queued: int = 0
-    """How many runs of the tenant wait, after promoting those for which there is a slot."""
+    """How many runs of the tenant wait. Free slots are theirs, as far as they go."""
     queue_max: int = 0
     rate: Rate | None = None
     """The rate limit of the tenant, for runs that take no slot."""
+
+    @property
+    def taken(self) -> int:
+        """The slots that are used, and those that waiting runs will get: no start overtakes them.
+
+        A promotion does not change it.
+        """
+        if self.limit is None:
+            return self.active
+        return max(self.active, min(self.limit, self.active + self.queued))
 
 
 def judge(facts: Facts) -> Verdict:
@@ -158,7 +168,7 @@ def judge(facts: Facts) -> Verdict:
         return facts.over_budget
     if facts.asked_on_full is OnFull.QUEUE and facts.on_full is not OnFull.QUEUE:
         return NoQueue()
-    if facts.takes_slot and facts.limit is not None and facts.active >= facts.limit:
+    if facts.takes_slot and facts.limit is not None and facts.taken >= facts.limit:
         return _without_slot(facts, facts.limit)
     if facts.rate is not None and facts.rate.spent_until(facts.now) > facts.now:
         return RateExceeded()
@@ -180,9 +190,9 @@ def judge_key(known: KeyRecord, fingerprint: str) -> Replayed | Mismatch:
 def _without_slot(facts: Facts, limit: int) -> Queued | QueueFull | Full:
     """What a full tenant answers."""
     if OnFull.REJECT in {facts.on_full, facts.asked_on_full}:
-        return Full(limit, facts.active)
-    if facts.queued >= facts.queue_max:
-        return QueueFull(limit, facts.active, facts.queue_max)
+        return Full(limit, facts.taken)
+    if facts.active + facts.queued - facts.taken >= facts.queue_max:
+        return QueueFull(limit, facts.taken, facts.queue_max)
     return Queued(facts.run_id)
 
 

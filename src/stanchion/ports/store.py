@@ -20,8 +20,10 @@ suite (``tests/contract``) tests every guarantee with every adapter. In short:
 * A slot is held exactly while its run is unfinished and not queued: both change in the same
   transaction.
 * Every transaction that frees or adds a slot of a tenant promotes its queued runs, in the order of
-  ``core.queue``: afterwards a run is queued only if no slot is free. A promotion changes the stamp
-  of the run and its status to ``pending``, and posts ``Promoted`` to its inbox.
+  ``core.queue`` and at most ``PROMOTED_AT_ONCE_MAX`` of them: afterwards a run is queued only if no
+  slot is free, or a promoted run is not decided on; the commit of that decision promotes the next.
+  A promotion changes the stamp of the run and its status to ``pending``, and posts ``Promoted`` to
+  its inbox.
 * A method with an ``audit`` argument writes that entry to the audit log in the same transaction, if
   and only if it changes something.
 
@@ -461,6 +463,13 @@ class Tenants(Protocol):
         """Replace the configuration of a tenant. Applies to every admission after the return.
 
         The store sets ``before`` and ``after`` of the entry to the configurations.
+        """
+
+    async def promote(self, tenant: TenantId) -> tuple[RunId, ...]:
+        """Promote the next queued runs, at most ``PROMOTED_AT_ONCE_MAX``; returns these runs.
+
+        None if none is queued or no slot is free. To be called until then after a change of the
+        configuration, which promotes no more than that either.
         """
 
     async def delete_tenant(self, tenant: TenantId, *, audit: AuditEntry | None = None) -> bool:

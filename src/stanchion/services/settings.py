@@ -352,6 +352,7 @@ class TenantConfigs:
             # Listed before the write and never removed: a listed tenant is always read.
             await self._stored.put_document(_GATES_KIND, tenant, {}, read=None)
         await self._stored.put_tenant(tenant, config, audit=audit)
+        await self._promote_all(tenant)
         await self._wait_in_force(tenant, before, config)
 
     async def delete(self, tenant: TenantId, *, audit: AuditEntry | None = None) -> Tenant | None:
@@ -362,8 +363,16 @@ class TenantConfigs:
         before = await self._stored.tenant(tenant)
         if not await self._stored.delete_tenant(tenant, audit=audit):
             return None
+        await self._promote_all(tenant)
         await self._wait_in_force(tenant, before, Tenant())
         return before
+
+    async def _promote_all(self, tenant: TenantId) -> None:
+        """Give the slots that a change has added to waiting runs, in steps that are short."""
+        # The change is made. If the store fails now, decisions on promoted runs promote the others.
+        with suppress(BackendError):
+            while await self._stored.promote(tenant):
+                pass
 
     async def _wait_in_force(self, tenant: TenantId, before: Tenant, config: Tenant) -> None:
         """Clear this replica's cache, and wait until those of the others have expired."""

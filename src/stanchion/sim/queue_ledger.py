@@ -2,7 +2,8 @@
 
 It adds a run when the store has answered ``Queued``, and after every command compares the runs that
 have left the store's queue with those whose turn it was. So it sees a run that is overtaken, one
-that is promoted twice or forgotten, and a slot that is free while a run waits.
+that is promoted twice or forgotten, and a slot that is free while a run waits, and no promoted run
+is left whose first decision would promote it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from stanchion.adapters.store.memory.state import Account, MemoryState
 from stanchion.core.admission import Queued
 from stanchion.core.model import Run, RunId, RunStatus, TenantId
-from stanchion.core.queue import QUEUE_TIMEOUT, FairQueue
+from stanchion.core.queue import PROMOTED_ENTRY, QUEUE_TIMEOUT, FairQueue
 from stanchion.ports.records import Admission
 from stanchion.sim.history import History
 
@@ -82,7 +83,11 @@ class QueueLedger:
             [f"run {run_id} of {tenant} had its slot before its turn" for run_id in overtakers],
         )
         history.check("who waits is in the queue", _same_runs(tenant, queue, account))
-        idles = len(account.queue) > 0 and account.has_free_slot
+        idles = (
+            len(account.queue) > 0
+            and account.has_free_slot
+            and not any(PROMOTED_ENTRY in state.runs[each].inbox for each in account.holders)
+        )
         said = f"{tenant}: {account.active} slots are used, and {len(account.queue)} runs wait"
         history.check("no slot idles while a run waits", [said] if idles else [])
         history.check(

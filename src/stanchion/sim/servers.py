@@ -72,7 +72,14 @@ class LockWatcher(Protocol):
 
 
 class SimStore(MemoryStore):
-    """A memory store whose state can be seen, copied and replaced."""
+    """A memory store whose state can be seen, copied and replaced.
+
+    One step promotes one run: with the few runs of a scenario, a raised cap takes several steps.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._state.promoted_at_once_max = 1
 
     @property
     def state(self) -> MemoryState:

@@ -149,6 +149,9 @@ class MemoryTenants(MemoryPart):
         if audit is not None and before != config:
             self._state.audit(audit_of_config(audit, before, config))
 
+    async def promote(self, tenant: TenantId) -> tuple[RunId, ...]:
+        return self._state.promote(tenant)
+
     async def delete_tenant(self, tenant: TenantId, *, audit: AuditEntry | None = None) -> bool:
         account = self._state.account(tenant)
         before, account.config = account.config, None

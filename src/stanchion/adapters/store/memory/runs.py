@@ -59,7 +59,7 @@ from stanchion.core.model import (
     StepId,
     TenantId,
 )
-from stanchion.core.queue import OnFull, frees_key
+from stanchion.core.queue import OnFull, frees_key, goes_on
 from stanchion.core.run import evolve
 from stanchion.core.transition import (
     ClearTimer,
@@ -112,6 +112,16 @@ class MemoryRuns(MemoryPart):
 
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
         self._state.promote(admission.run.tenant)
+        return self._admit(admission, within_ms)
+
+    async def admit_many(
+        self, admissions: Sequence[Admission], *, within_ms: int
+    ) -> tuple[Verdict, ...]:
+        # One step, because ``admit`` never waits. The first one promotes.
+        first = [await self.admit(each, within_ms=within_ms) for each in admissions[:1]]
+        return (*first, *(self._admit(each, within_ms) for each in admissions[1:]))
+
+    def _admit(self, admission: Admission, within_ms: int) -> Verdict:
         facts = self._facts(admission, within_ms)
         verdict = judge(facts)
         if isinstance(verdict, Admitted) and not facts.exists:
@@ -119,12 +129,6 @@ class MemoryRuns(MemoryPart):
         elif isinstance(verdict, Queued) and not facts.exists:
             return self._enqueue(admission, facts)
         return verdict
-
-    async def admit_many(
-        self, admissions: Sequence[Admission], *, within_ms: int
-    ) -> tuple[Verdict, ...]:
-        # One step, because ``admit`` never waits.
-        return tuple([await self.admit(each, within_ms=within_ms) for each in admissions])
 
     async def check_starts(
         self, tenant: TenantId, terms: Sequence[StartTerms], keys: Collection[str]
@@ -241,7 +245,8 @@ class MemoryRuns(MemoryPart):
         after = replace(after, stamp=verdict.stamp, fence=verdict.fence)
         self._state.remove_entries(file, *commit.applied)
         self._become(file, after, commit.transition)
-        promoted = self._state.promote(after.tenant) if after.status.is_finished else ()
+        does_promote = goes_on(commit.applied, after.status)
+        promoted = self._state.promote(after.tenant) if does_promote else ()
         return Committed(verdict.stamp, promoted)
 
     async def post(

@@ -51,7 +51,7 @@ from stanchion.core.model import (
     WorkflowSource,
     split_name,
 )
-from stanchion.core.queue import PROMOTED_ENTRY, FairQueue
+from stanchion.core.queue import PROMOTED_AT_ONCE_MAX, PROMOTED_ENTRY, FairQueue
 from stanchion.core.receipts import Receipt
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.upgrade import LEVEL
@@ -215,6 +215,7 @@ class MemoryState:
         self.documents: dict[str, dict[str, Document]] = {}
         self.summaries = SummaryBoard()
         self.level = LEVEL
+        self.promoted_at_once_max = PROMOTED_AT_ONCE_MAX
         self.shared: dict[WorkflowId, list[StoredWorkflow]] = {}
         """The versions of shared workflows."""
         self.audit_log: list[AuditEntry] = []
@@ -350,10 +351,15 @@ class MemoryState:
         account.active += 1
 
     def promote(self, tenant: TenantId) -> tuple[RunId, ...]:
-        """Give every free slot of the tenant to the next queued run; returns these runs."""
+        """Give free slots of the tenant to the next queued runs; returns these runs."""
         account = self.accounts.get(tenant)
         promoted: list[RunId] = []
-        while account is not None and account.queue and account.has_free_slot:
+        while (
+            account is not None
+            and account.queue
+            and account.has_free_slot
+            and len(promoted) < self.promoted_at_once_max
+        ):
             run_id = account.queue.take()
             assert run_id is not None
             promoted.append(run_id)

@@ -124,13 +124,14 @@ local function is_plain(ask)
   return not ask.is_finished
 end
 
+-- Once, for the first run: what the others free is given away when a promoted run is decided on.
 local function promote_waiting(ask)
   if has_queue == nil then
     has_queue = redis.call('HEXISTS', key.queued, ask.tenant) == 1
-  end
-  if has_queue then
-    flush(ask.tenant)
-    promote(ask.tenant, ask.limit)
+    if has_queue then
+      flush(ask.tenant)
+      promote(ask.tenant, ask.limit)
+    end
   end
 end
 
@@ -215,13 +216,17 @@ local function admit(ask, may_exist)
   local must_wait = false
   if ask.takes_slot then
     promote_waiting(ask)
-    local active = limit and active_slots(ask.tenant)
-    if limit and active >= limit then
+    local active, queued = limit and active_slots(ask.tenant), 0
+    if limit and has_queue then
+      queued = queue_length(ask.tenant)
+    end
+    local taken = limit and math.max(active, math.min(limit, active + queued))
+    if limit and taken >= limit then
       if not queues or ask.queue[3] == 'reject' then
-        return {'full', limit, active}
+        return {'full', limit, taken}
       end
-      if queue_length(ask.tenant) >= config[7] then
-        return {'queue_full', limit, active, config[7]}
+      if active + queued - taken >= config[7] then
+        return {'queue_full', limit, taken, config[7]}
       end
       must_wait = true
     end

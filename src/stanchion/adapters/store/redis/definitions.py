@@ -17,7 +17,14 @@ from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import BudgetStanding
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Instant, TenantId, WorkflowId, WorkflowSource, shard_of_tenant
+from stanchion.core.model import (
+    Instant,
+    RunId,
+    TenantId,
+    WorkflowId,
+    WorkflowSource,
+    shard_of_tenant,
+)
 from stanchion.core.workflow import Workflow
 from stanchion.ports.errors import BackendCorrupt
 from stanchion.ports.records import (
@@ -267,6 +274,11 @@ class RedisTenants(Sharded):
         words = (tenant, encode.pack_tenant(config), packed)
         shard = shard_of_tenant(tenant)
         await self._shards.ask(self._shards.step("put_tenant", shard, *words, tenant=tenant))
+
+    async def promote(self, tenant: TenantId) -> tuple[RunId, ...]:
+        words = (tenant, encode.DEFAULT_CAP)
+        step = self._shards.step("promote", shard_of_tenant(tenant), *words, tenant=tenant)
+        return tuple(RunId(each.decode()) for each in await self._shards.ask(step))
 
     async def delete_tenant(self, tenant: TenantId, *, audit: AuditEntry | None = None) -> bool:
         packed = encode.pack_audit(audit, self._shards.audit_ttl_ms)

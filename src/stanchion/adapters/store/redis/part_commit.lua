@@ -12,6 +12,7 @@
 --   applied                   inbox entries to remove
 --   status                    of the run from now on
 --   frees_key                 whether its key can be used again at once
+--   goes_on                   whether waiting runs are promoted, see core.queue.goes_on
 --   limit                     the cap of a tenant without configuration, or false
 local function judge_commit(ask)
   apply_promotion(ask.run)
@@ -32,16 +33,13 @@ local function judge_commit(ask)
   return nil, version, highest
 end
 
--- Let waiting runs have the slot of a run that ends; their ids are added to the answer.
-local function leave_slot(ask, answer)
+-- Remove a run that ends while it waits.
+local function stop_waiting(ask)
   leave_queue(ask.tenant, ask.run)
   local name = ask.frees_key and redis.call('HGET', key.run, 'key')
   if name then
     redis.call('HDEL', key.keys, name)
     redis.call('ZREM', key.aging, name)
-  end
-  for _, run_id in ipairs(promote(ask.tenant, ask.limit)) do
-    answer[#answer + 1] = run_id
   end
 end
 
@@ -52,7 +50,12 @@ local function write_commit(ask, version, highest)
   become(ask, stamped(version + 1, ask.fence or highest, ask.nonce), false)
   local answer = {'committed', whole(version + 1)}
   if ask.is_finished then
-    leave_slot(ask, answer)
+    stop_waiting(ask)
+  end
+  if ask.goes_on then
+    for _, run_id in ipairs(promote(ask.tenant, ask.limit)) do
+      answer[#answer + 1] = run_id
+    end
   end
   return answer
 end

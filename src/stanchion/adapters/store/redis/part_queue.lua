@@ -5,12 +5,15 @@
 --   enqueue(tenant, run_id, rank, fair, place)   add a run. rank: 9 less its priority, as a digit;
 --                                                fair: its fairness key; place: in its tenant's list
 --   leave_queue(tenant, run_id)                  remove a run, if it waits
---   promote(tenant, limit)                       give free slots to waiting runs; their ids.
+--   promote(tenant, limit)                       give free slots to waiting runs, PROMOTED_MAX at
+--                                                most; their ids.
 --                                                limit: the cap of a tenant without configuration
 --   queue_length(tenant)                         how many wait
 -- A run waits in ``queue`` under its tenant, rank, fairness key and number. A key with waiting runs
 -- is in ``queue_ring`` under its turn. A promotion writes keys of the shard alone, because those of
 -- the promoted run are not declared: ``promoted`` tells scripts of that run, see part promoted.
+local PROMOTED_MAX = 100 -- core.queue.PROMOTED_AT_ONCE_MAX
+
 local function queue_length(tenant)
   return tonumber(redis.call('HGET', key.queued, tenant) or '0')
 end
@@ -71,7 +74,7 @@ local function promote(tenant, limit)
   end
   local active = tonumber(redis.call('HGET', key.active, tenant) or '0')
   local mine = sized(tenant)
-  while not limit or active < limit do
+  while #promoted < PROMOTED_MAX and (not limit or active < limit) do
     local head = redis.call('ZRANGEBYLEX', key.queue_ring,
       '[' .. mine, '(' .. mine .. '\255', 'LIMIT', 0, 1)[1]
     if not head then

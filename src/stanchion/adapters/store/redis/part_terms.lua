@@ -44,14 +44,16 @@ local function refused_by_cap(ask, config)
     limit = config[1] -- false without a cap
   end
   local active = limit and tonumber(redis.call('HGET', key.active, ask.tenant) or '0')
-  if not limit or active < limit then
+  local queued = limit and tonumber(redis.call('HGET', key.queued, ask.tenant) or '0')
+  local taken = limit and math.max(active, math.min(limit, active + queued))
+  if not limit or taken < limit then
     return nil, false
   end
   if not (config[6] and ask.waiting) or ask.queue[3] == 'reject' then
-    return {'full', limit, active}, true
+    return {'full', limit, taken}, true
   end
-  if tonumber(redis.call('HGET', key.queued, ask.tenant) or '0') >= config[7] then
-    return {'queue_full', limit, active, config[7]}, true
+  if active + queued - taken >= config[7] then
+    return {'queue_full', limit, taken, config[7]}, true
   end
   return nil, true
 end

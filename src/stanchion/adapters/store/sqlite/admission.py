@@ -75,6 +75,8 @@ def admit(
     not_after: Instant,
     key_ttl_ms: int,
     read: _Read | None = None,
+    *,
+    promotes: bool = True,
 ) -> Verdict:
     """See ``ports.store.Runs.admit``. ``read``: what is known of its run and key, if it is."""
     run = admission.run
@@ -93,7 +95,7 @@ def admit(
     facts = _facts(db, admission, standing, tallies, not_after, key_ttl_ms, read)
     verdict = judge(replace(facts, exists=True) if exists else facts)
     if standing.queued or isinstance(verdict, Queued):
-        return _admit_in_turn(db, admission, not_after, key_ttl_ms)
+        return _admit_in_turn(db, admission, not_after, key_ttl_ms, promotes=promotes)
     if is_known and read is None and not isinstance(verdict, Admitted):
         # Only the first admission of a batch checks whether its run exists, and the others before
         # they are refused. Writing a run that exists fails: then the batch is repeated one by one.
@@ -127,7 +129,9 @@ def admit_many(
         seen_runs.add(each.run.id)
         if each.key is not None:
             seen_keys.add(each.key)
-        verdicts.append(admit(db, each, not_after, key_ttl_ms, read if is_first else None))
+        known = read if is_first else None
+        # Waiting runs are promoted once in a step.
+        verdicts.append(admit(db, each, not_after, key_ttl_ms, known, promotes=not verdicts))
     return tuple(verdicts)
 
 
@@ -189,12 +193,13 @@ def _reserve(
 
 
 def _admit_in_turn(
-    db: Database, admission: Admission, not_after: Instant, key_ttl_ms: int
+    db: Database, admission: Admission, not_after: Instant, key_ttl_ms: int, *, promotes: bool
 ) -> Verdict:
     """Admit a run of a tenant with a queue: after those that wait for longer."""
     run = admission.run
     db.pending.write()
-    promote(db, run.tenant)
+    if promotes:
+        promote(db, run.tenant)
     exists, standing = _read_standing(db, run.tenant, admission.definitions, run.id)
     number, limits = standing.next_run, standing.tenant.budgets
     tallies = present_tallies(db, run.tenant, limits) if limits else {}

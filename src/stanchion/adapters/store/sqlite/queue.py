@@ -11,7 +11,7 @@ from stanchion.adapters.store.sqlite.codec import SQL, TENANT
 from stanchion.adapters.store.sqlite.outbox import put_entry
 from stanchion.core.events import Promoted
 from stanchion.core.model import RunId, TenantId
-from stanchion.core.queue import PROMOTED_ENTRY, QueueRequest
+from stanchion.core.queue import PROMOTED_AT_ONCE_MAX, PROMOTED_ENTRY, QueueRequest
 from stanchion.ports.records import OldestWaits, Tenant
 
 _DEFAULTS = Tenant()
@@ -38,7 +38,7 @@ def leave_queue(db: Database, run: int, tenant: TenantId) -> None:
 
 
 def promote(db: Database, tenant: TenantId) -> tuple[RunId, ...]:
-    """Give every free slot of the tenant to the next waiting run; returns these runs."""
+    """See ``ports.store.Tenants.promote``."""
     found = db.first(SQL["free_slots"], tenant=tenant)
     if found is None:
         return ()
@@ -46,7 +46,7 @@ def promote(db: Database, tenant: TenantId) -> tuple[RunId, ...]:
     limit = (_DEFAULTS if config is None else TENANT.decode(config)).max_concurrent_runs
     free = queued if limit is None else min(queued, limit - active)
     promoted: list[RunId] = []
-    while len(promoted) < free:
+    while len(promoted) < min(free, PROMOTED_AT_ONCE_MAX):
         row = db.first(SQL["next_waiting"], tenant=tenant)
         assert row is not None, "as many wait as are counted"
         run, run_id, priority, fairness_key = row

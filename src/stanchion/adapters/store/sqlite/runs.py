@@ -69,7 +69,7 @@ from stanchion.core.model import (
     TenantId,
     Topic,
 )
-from stanchion.core.queue import frees_key
+from stanchion.core.queue import frees_key, goes_on
 from stanchion.core.transition import (
     ClearTimer,
     CloseApproval,
@@ -81,7 +81,6 @@ from stanchion.core.transition import (
     StopRun,
     StopStep,
     TimelineEntry,
-    Transition,
 )
 from stanchion.core.why import (
     JOBS_LOOKED_AT_MAX,
@@ -228,20 +227,13 @@ def _write(db: Database, row: Sequence[Any], commit: Commit, verdict: Apply) -> 
     carry_out(db, run, transition.effects)
     if ends and has_budgets:
         settle_budgets(db, tenant, run)
-    if ends and queued:
-        return Committed(stamp, _leave_slot(db, run, tenant, transition, is_queued=is_queued))
-    return Committed(stamp)
-
-
-def _leave_slot(
-    db: Database, run: int, tenant: TenantId, transition: Transition, *, is_queued: bool
-) -> tuple[RunId, ...]:
-    """Let waiting runs have the slot of a run that ends; returns these runs."""
-    if is_queued:
+    if ends and is_queued:
         leave_queue(db, run, tenant)
         if frees_key(transition):
             db.run(SQL["free_key"], run=run)
-    return promote(db, tenant)
+    if queued and goes_on(commit.applied, transition.status):
+        return Committed(stamp, promote(db, tenant))
+    return Committed(stamp)
 
 
 def active_runs(db: Database, tenant: TenantId) -> int:

@@ -212,6 +212,7 @@ class SqliteStore:
     list_shared_workflows = _reads(definitions.list_shared_workflows)
     list_workflow_uses = _reads(definitions.list_workflow_uses)
     put_tenant = _writes(definitions.put_tenant)
+    promote = _writes(queue.promote)
     delete_tenant = _writes(definitions.delete_tenant)
     tenant = _reads(definitions.tenant_of)
     budgets = _reads(definitions.budgets_of)
