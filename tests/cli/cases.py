@@ -20,7 +20,7 @@ from stanchion.core.schedule import CatchUp, Overlap
 from stanchion.core.settings import Settings, settings_document, settings_json_schema
 from stanchion.core.why import WhyCode
 from stanchion.wire import admin, runs
-from stanchion.wire.schedules import MissedTickRow, ScheduleList, ScheduleView, TickRunRow
+from stanchion.wire.schedules import MissedTickRow, ScheduleList, ScheduleRunRow, ScheduleView
 
 __all__ = ["CASES", "DEFINITION", "RUN", "SETTINGS", "Case"]
 
@@ -243,7 +243,11 @@ SCHEDULE: Final = ScheduleView(
     paused=False,
     generation=7,
     next=(AT,),
-    runs=(TickRunRow(AT, "07-01h"),),
+    runs=(
+        ScheduleRunRow(LATER, "07-02h", triggered=True, status=RunStatus.FAILED),
+        ScheduleRunRow(AT, "07-01h", status=RunStatus.SUCCEEDED),
+        ScheduleRunRow(AT, "07-00h"),
+    ),
     missed=(MissedTickRow(AT, "the tenant was full: 2 runs"),),
     missed_total=3,
 )
@@ -407,7 +411,12 @@ CASES: Final = (
         asks=("GET", "/v1/schedules/nightly"),
         answer=SCHEDULE,
         shape=ScheduleView,
-        says=("catch up  none",),
+        says=(
+            "catch up  none",
+            "2026-11-15 19:00:07Z  trigger  failed      07-02h",
+            "2026-11-15 19:00:00Z  tick     succeeded   07-01h",
+            "2026-11-15 19:00:00Z  tick     not stored  07-00h",
+        ),
     ),
     Case(
         args=("schedule", "pause", "nightly"),

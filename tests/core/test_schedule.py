@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stanchion.core.model import Instant, RunId, WorkflowId
 from stanchion.core.schedule import (
     CAUGHT_UP_MAX,
+    RUNS_MAX,
     CatchUp,
     Overlap,
     Schedule,
@@ -27,6 +28,7 @@ from stanchion.core.schedule import (
     with_run,
     with_spec,
     with_trial,
+    with_triggered,
 )
 
 MINUTE = 60_000
@@ -241,3 +243,12 @@ def test_every_tick_has_one_run_or_one_reason(
     passed = {each * MINUTE for each in range(1, which.handled // MINUTE + 1)}
     assert set(ended) | held >= passed
     assert set(ended) <= passed
+
+
+def test_triggered_runs_are_listed_once_the_newest_ones_and_beside_the_ticks() -> None:
+    which = schedule()
+    for number in range(RUNS_MAX + 1):
+        which = with_triggered(which, Instant(number), RunId(f"t{number}"))
+    assert [each.run_id for each in which.triggered] == [f"t{n}" for n in range(RUNS_MAX, 0, -1)]
+    assert with_triggered(which, Instant(99), RunId("t1")) is which
+    assert (which.runs, which.handled) == (schedule().runs, schedule().handled)

@@ -169,6 +169,13 @@ async def test_reruns_and_schedules_queue_alike(house: House) -> None:
     assert (await house.ask("PUT", "/v1/schedules/hourly", spec)).status == 200
     triggered = await house.ask("POST", "/v1/schedules/hourly/trigger", {})
     assert (triggered.status, triggered.json["position"]) == (202, 2)
+    (row,) = (await house.ask("GET", "/v1/schedules/hourly")).json["runs"]
+    assert row | {"tick": ""} == {
+        "tick": "",
+        "run_id": triggered.json["run_id"],
+        "triggered": True,
+        "status": "queued",
+    }
     await _cancel(house, second)
     assert (await house.lease())["run_id"] in {second, rerun.json["run_id"]}
 

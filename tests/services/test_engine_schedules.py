@@ -20,6 +20,7 @@ from stanchion.core.schedule import (
     ScheduleSpec,
 )
 from stanchion.ports.records import RunFilter, Tenant
+from stanchion.services.gate_answers import RunStarted
 from stanchion.services.schedules import TooManySchedules
 from tests.services.stage import ACME, Replica, World, job, virtual, workflow
 
@@ -250,3 +251,20 @@ async def test_a_tenant_has_a_bounded_number_of_schedules(world: World) -> None:
     with pytest.raises(TooManySchedules, match="bytes together"):
         await service.put(ACME, "s0", large, AUDIT)
     await service.put(ACME, "one-more", spec, AUDIT)
+
+
+@virtual
+async def test_a_triggered_run_is_listed_and_holds_no_tick_back(world: World) -> None:
+    one, two = world.add(), world.add()
+    await world.define(ONE)
+    await put(one, overlap=Overlap.SKIP)
+    started = await two.services.gate.start(ACME, WorkflowId("one"), {}, key=None, actor="test")
+    assert isinstance(started, RunStarted)
+    for replica in (two, one):  # a caller that repeats its request is answered by another replica
+        await replica.services.schedules.list_triggered(ACME, "s", started.run_id)
+    await asyncio.sleep(60 + 5)
+    schedule = await stored(world)
+    assert [each.run_id for each in schedule.triggered] == [started.run_id]
+    assert len(schedule.runs) == 1  # although no worker has finished the triggered run
+    assert schedule.missed == ()
+    await one.services.schedules.list_triggered(ACME, "gone", started.run_id)

@@ -31,7 +31,7 @@ CAUGHT_UP_MAX: Final = 1_000
 MISSED_MAX: Final = 100
 """Missed ticks that a schedule lists: the newest."""
 RUNS_MAX: Final = 20
-"""Runs that a schedule lists: the newest."""
+"""Runs that a schedule lists: the newest of its ticks, and as many triggered ones."""
 LATE_MS_MAX: Final = 60_000
 """Without catching up, a tick is too late after this time, unless it was tried before."""
 UNANSWERED: Final = "the gate was unavailable"
@@ -109,6 +109,13 @@ class TickRun(msgspec.Struct, frozen=True):
     run_id: RunId
 
 
+class TriggeredRun(msgspec.Struct, frozen=True):
+    """A run that a caller started beside the ticks."""
+
+    at: Instant
+    run_id: RunId
+
+
 class MissedTick(msgspec.Struct, frozen=True):
     """A tick without a run."""
 
@@ -137,6 +144,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """Why the last try was refused; empty or ``UNANSWERED`` if it may have a run."""
     runs: tuple[TickRun, ...] = ()
     """Newest first."""
+    triggered: tuple[TriggeredRun, ...] = ()
+    """Newest first. Apart from ``runs``: they do not hold ticks back."""
     missed: tuple[MissedTick, ...] = ()
     """Newest first."""
     missed_total: int = 0
@@ -194,6 +203,14 @@ def with_run(schedule: Schedule, tick: Instant, run_id: RunId) -> Schedule:
         missed=missed,
         missed_total=schedule.missed_total - (len(schedule.missed) - len(missed)),
     )
+
+
+def with_triggered(schedule: Schedule, at: Instant, run_id: RunId) -> Schedule:
+    """The schedule after a run was started beside its ticks; the same one if it is listed."""
+    if any(each.run_id == run_id for each in schedule.triggered):
+        return schedule
+    triggered = (TriggeredRun(at, run_id), *schedule.triggered)[:RUNS_MAX]
+    return msgspec.structs.replace(schedule, triggered=triggered)
 
 
 def with_held(schedule: Schedule, tick: Instant) -> Schedule:

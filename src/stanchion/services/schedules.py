@@ -37,6 +37,7 @@ from stanchion.core.schedule import (
     with_run,
     with_spec,
     with_trial,
+    with_triggered,
 )
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError
@@ -170,6 +171,21 @@ class ScheduleService:
             for name, (schedule, _) in sorted((await self._read()).items())
             if tenant in {None, name[0]}
         ]
+
+    async def list_triggered(self, tenant: TenantId, schedule_id: str, run_id: RunId) -> None:
+        """List a run that was triggered with those of the schedule. Raises ``BackendError``.
+
+        The run is not listed if the schedule is deleted or changed again and again meanwhile.
+        """
+        name = (tenant, schedule_id)
+        for _ in range(_TRIES_MAX):
+            found = await self._store.document(_KIND, _name(name))
+            if found is None:
+                return
+            schedule = _decoded(found)
+            changed = with_triggered(schedule, self._clock.now(), run_id)
+            if changed is schedule or await self._write(name, changed, found.revision) is not None:
+                return
 
     def next_starts(self, name: _Name, schedule: Schedule, count: int) -> tuple[Instant, ...]:
         """When the next ticks will start their runs, with the jitter."""

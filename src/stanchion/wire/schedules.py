@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from stanchion.core.json_value import JsonObject
+from stanchion.core.model import RunStatus
 from stanchion.core.schedule import CatchUp, Overlap
 from stanchion.wire.identifiers import Labels, Name
 
@@ -36,11 +37,15 @@ class TriggerSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Start a run of a schedule now. The body has no members."""
 
 
-class TickRunRow(msgspec.Struct, frozen=True):
-    """The run of a tick."""
+class ScheduleRunRow(msgspec.Struct, frozen=True):
+    """A run of a schedule: of a tick, or triggered."""
 
     tick: datetime
+    """Of a triggered run: when it was triggered."""
     run_id: str
+    triggered: bool = False
+    status: RunStatus | None = None
+    """``null`` in a list of schedules, and of a run that is no longer stored."""
 
 
 class MissedTickRow(msgspec.Struct, frozen=True):
@@ -69,8 +74,8 @@ class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     """Rises with every change."""
     next: tuple[datetime, ...]
     """When its next five runs will start, with the jitter; none while it is paused."""
-    runs: tuple[TickRunRow, ...]
-    """The last runs, newest first."""
+    runs: tuple[ScheduleRunRow, ...]
+    """The last runs, of ticks and triggered ones, newest first."""
     missed: tuple[MissedTickRow, ...]
     """The last missed ticks, newest first."""
     missed_total: int

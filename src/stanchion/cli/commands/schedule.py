@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import click
@@ -144,6 +144,15 @@ def delete_schedule(session: Session, schedule_id: str) -> None:
     session.show(answer.document, lambda gone: [f"deleted: {cell(gone['id'])}"])
 
 
+def _by(run: Mapping[str, Any]) -> str:
+    return "trigger" if run.get("triggered") else "tick"
+
+
+def _status(run: Mapping[str, Any]) -> str:
+    status = run.get("status")
+    return "not stored" if status is None else cell(status)
+
+
 def _lines(row: dict[str, Any]) -> Iterator[str]:
     yield from pairs(
         (
@@ -160,7 +169,10 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
     )
     if row["runs"]:
         yield ""
-        yield from rows_of(row["runs"], {"TICK": ("tick", clock), "RUN": ("run_id", ident)})
+        yield from rows_of(
+            row["runs"],
+            {"AT": ("tick", clock), "BY": _by, "STATUS": _status, "RUN": ("run_id", ident)},
+        )
     if row["missed"]:
         yield ""
         yield from rows_of(row["missed"], {"MISSED": ("tick", clock), "REASON": "reason"})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
 from stanchion.core.limits import INPUT_BYTES_MAX
-from stanchion.core.model import TenantId, WorkflowId
-from stanchion.core.schedule import Schedule, ScheduleSpec
+from stanchion.core.model import RunId, TenantId, WorkflowId
+from stanchion.core.schedule import RUNS_MAX, Schedule, ScheduleSpec
 from stanchion.gateway.body import check_value, checked_labels
 from stanchion.gateway.problems import Refusal, invalid, not_found
 from stanchion.gateway.route import (
@@ -24,6 +25,8 @@ from stanchion.gateway.route import (
 )
 from stanchion.gateway.routes.runs import START_CODES, start_answer
 from stanchion.gateway.views import when, wire_view
+from stanchion.ports.errors import BackendError
+from stanchion.services.gate_answers import RunStarted
 from stanchion.services.schedules import ScheduleConflict, TooManySchedules
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import QueuedAnswer, StartAnswer
@@ -31,8 +34,8 @@ from stanchion.wire.schedules import (
     MissedTickRow,
     PutSchedule,
     ScheduleList,
+    ScheduleRunRow,
     ScheduleView,
-    TickRunRow,
     TriggerSchedule,
 )
 
@@ -78,7 +81,7 @@ async def put_schedule(call: Call[PutSchedule, NoQuery]) -> Reply | Refusal:
         return Refusal(code=Code.CONFLICT, detail="the schedule is being changed by others")
     except TooManySchedules as error:
         return Refusal(code=Code.CONFLICT, detail=str(error))
-    return Reply(_view(call, call.tenant, schedule_id, stored))
+    return Reply(await _one(call, schedule_id, stored))
 
 
 @ROUTES.add(
@@ -89,12 +92,12 @@ async def put_schedule(call: Call[PutSchedule, NoQuery]) -> Reply | Refusal:
     codes=(Code.NOT_FOUND,),
 )
 async def get_schedule(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
-    """One schedule, with its next ticks, last runs and missed ticks."""
+    """One schedule, with its next ticks, last runs and their statuses, and missed ticks."""
     schedule_id = call.params["schedule_id"]
     stored = await call.services.schedules.get(call.tenant, schedule_id)
     if stored is None:
         return not_found("schedule")
-    return Reply(_view(call, call.tenant, schedule_id, stored))
+    return Reply(await _one(call, schedule_id, stored))
 
 
 @ROUTES.add(
@@ -112,7 +115,7 @@ async def delete_schedule(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
     entry = call.audit(f"schedule/{schedule_id}", tenant=call.tenant)
     if stored is None or not await call.services.schedules.delete(call.tenant, schedule_id, entry):
         return not_found("schedule")
-    return Reply(_view(call, call.tenant, schedule_id, stored))
+    return Reply(await _one(call, schedule_id, stored))
 
 
 @ROUTES.add("GET /v1/schedules", RUNNERS, RouteScope.TENANT_OR_ALL, ScheduleList)
@@ -153,10 +156,25 @@ async def trigger_schedule(call: Call[TriggerSchedule, NoQuery]) -> Reply | Refu
         key=call.idempotency_key,
         actor=call.actor,
     )
+    if isinstance(answer, RunStarted):
+        # The run is started: that it cannot be listed must not be answered as a failure.
+        with suppress(BackendError):
+            await call.services.schedules.list_triggered(call.tenant, schedule_id, answer.run_id)
     told = start_answer(answer)
     if isinstance(told, Refusal):
         return msgspec.structs.replace(told, workflow_id=stored.spec.workflow_id)
     return told
+
+
+async def _one(call: Call[Any, Any], schedule_id: str, stored: Schedule) -> ScheduleView:
+    """A schedule with the statuses of its runs."""
+    view = _view(call, call.tenant, schedule_id, stored)
+    rows = []
+    for row in view.runs:  # one after the other: the outputs of all of them may be large
+        loaded = await call.services.store.load(RunId(row.run_id))
+        status = None if loaded is None else loaded.run.status
+        rows.append(msgspec.structs.replace(row, status=status))
+    return msgspec.structs.replace(view, runs=tuple(rows))
 
 
 def _view(
@@ -169,10 +187,18 @@ def _view(
         tenant=tenant,
         generation=stored.generation,
         next=tuple(map(when, following)),
-        runs=tuple(TickRunRow(when(each.tick), each.run_id) for each in stored.runs),
+        runs=_runs(stored),
         missed=tuple(MissedTickRow(when(each.tick), each.reason) for each in stored.missed),
         missed_total=stored.missed_total,
     )
+
+
+def _runs(stored: Schedule) -> tuple[ScheduleRunRow, ...]:
+    rows = [ScheduleRunRow(when(each.tick), each.run_id) for each in stored.runs]
+    rows += [
+        ScheduleRunRow(when(each.at), each.run_id, triggered=True) for each in stored.triggered
+    ]
+    return tuple(sorted(rows, key=lambda row: row.tick, reverse=True)[:RUNS_MAX])
 
 
 _shown = wire_view(
