@@ -97,20 +97,30 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True, tag="histogram"):
 Chart: TypeAlias = LineChart | BarChart | Histogram
 
 
-def svg_of(chart: Chart, *, has_style: bool = True, width: int = WIDTH) -> str:
+def svg_of(
+    chart: Chart,
+    *,
+    has_style: bool = True,
+    width: int = WIDTH,
+    y_max_least: float = 0.001,
+    ends_now: bool = False,
+) -> str:
     """The chart as one SVG element, which is a file of its own as well.
 
     Without its style, the stylesheet of the page around it must have the rules. Letters have their
-    full size if the chart is shown as wide as ``width`` says.
+    full size if the chart is shown as wide as ``width`` says. The vertical axis goes up to
+    ``y_max_least`` at least. With ``ends_now`` the ticks of a ``LineChart`` count back from its
+    right edge.
     """
     labels = [series.label for series in chart.series]
     rows = _legend_rows(labels, width)
     top = 34 + _LEGEND_ROW * len(rows) + 16
     height = top + _PLOT_HEIGHT + _BOTTOM
-    frame = _Frame(top=top, right=width - _RIGHT, x_max=_x_max(chart), y_max=_y_max(chart))
+    y_max = max(y_max_least, _y_max(chart))
+    frame = _Frame(top=top, right=plot_edges(width)[1], x_max=_x_max(chart), y_max=y_max)
     match chart:
         case LineChart():
-            body = _lines(chart, frame)
+            body = _lines(chart, frame, ends_now=ends_now)
         case BarChart():
             body = _bars(chart, frame)
         case Histogram():
@@ -131,6 +141,11 @@ def svg_of(chart: Chart, *, has_style: bool = True, width: int = WIDTH) -> str:
             "</svg>",
         ]
     )
+
+
+def plot_edges(width: int) -> tuple[float, float]:
+    """Where the lines of a chart of this width begin and end, from its left."""
+    return _LEFT, width - _RIGHT
 
 
 def sparkline(values: Sequence[float], label: str) -> str:
@@ -178,10 +193,10 @@ class _Frame(msgspec.Struct, frozen=True):
         return self.bottom - _PLOT_HEIGHT * max(0.0, min(1.0, value / self.y_max))
 
 
-def _lines(chart: LineChart, frame: _Frame) -> list[str]:
+def _lines(chart: LineChart, frame: _Frame, *, ends_now: bool) -> list[str]:
     drawn = [_window(window, frame) for window in chart.windows]
     drawn += _grid(chart.unit, frame)
-    drawn += _time_axis(chart.x_unit, frame)
+    drawn += _time_axis(chart.x_unit, frame, ends_now=ends_now)
     drawn += [_limit(limit, frame) for limit in chart.limits]
     for number, series in enumerate(chart.series):
         drawn += _line(_thinned(series.points), number, frame)
@@ -263,10 +278,10 @@ def _grid(unit: str, frame: _Frame) -> list[str]:
     return drawn
 
 
-def _time_axis(unit: str, frame: _Frame) -> list[str]:
+def _time_axis(unit: str, frame: _Frame, *, ends_now: bool = False) -> list[str]:
     drawn = []
     for value in _ticks(frame.x_max):
-        x = frame.x(value)
+        x = frame.x(frame.x_max - value if ends_now else value)
         drawn.append(f'<path class="axis" d="M{x:.1f} {frame.bottom:.1f}v5"/>')
         drawn.append(_text(x, frame.bottom + 18, _number(value), "tick mid"))
     drawn.append(_text(frame.right, frame.bottom + 36, unit, "tick end"))

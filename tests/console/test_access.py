@@ -208,7 +208,14 @@ async def test_a_browser_that_opens_the_servers_address_finds_the_console() -> N
 
 # ── The isolation matrix ──────────────────────────────────────────────────────────────────────────
 
-PARAMS = {"workflow_id": "one-step", "step_id": "only", "bulk_id": "b1", "drill": "unknown"}
+PARAMS = {
+    "workflow_id": "one-step",
+    "step_id": "only",
+    "bulk_id": "b1",
+    "drill": "unknown",
+    "schedule_id": "nightly",
+}
+NIGHTLY = {"workflow_id": "one-step", "every_s": 3_600, "paused": True}
 EVERY = frozenset(Role)
 READERS = EVERY - {Role.WORKER}
 RUNNERS = READERS - {Role.APPROVER}
@@ -227,6 +234,7 @@ OF_ONE_TENANT: dict[str, frozenset[Role]] = {
     "/console/runs/{run_id}": READERS,
     "/console/runs/{run_id}/steps/{step_id}": READERS,
     "/console/schedules": RUNNERS,
+    "/console/schedules/{schedule_id}": RUNNERS,
     "/console/search": EVERY,
     "/console/workers": OPERATORS,
     "/console/workflows": RUNNERS,
@@ -261,6 +269,7 @@ OF_ALL: dict[str, frozenset[Role]] = {
             "runs/{run_id}",
             "runs/{run_id}/steps/{step_id}",
             "schedules",
+            "schedules/{schedule_id}",
             "settings",
             "shared/{workflow_id}",
             "workers",
@@ -277,6 +286,9 @@ async def test_each_role_opens_its_pages_and_no_others(world: ConsoleHouse) -> N
     run_id = await world.house.start(key=ADMIN, tenant="first")
     shared = "/v1/shared/workflows/one-step"
     assert (await world.house.ask("PUT", shared, ONE_STEP, key=ADMIN)).status == 200
+    nightly = "/v1/schedules/nightly"
+    made = await world.house.ask("PUT", nightly, NIGHTLY, key=ADMIN, tenant="first")
+    assert made.status == 200, made.body
     for tenant, allowed in (("first", OF_ONE_TENANT), ("*", OF_ALL)):
         assert {page.path for page in PAGES} <= set(OF_ALL), "a page is not in the matrix"
         for role in Role if tenant != "*" else (Role.WORKER, *OPERATORS):
@@ -299,6 +311,24 @@ async def test_a_tenants_key_sees_and_changes_its_tenant_only(world: ConsoleHous
     assert (await browser.get("/console/runs?tenant=first")).status == 403
     assert (await browser.post(f"/console/runs/{run_id}/cancel")).status == 404
     assert (await browser.post(f"/console/runs/{run_id}/cancel", tenant="first")).status == 403
+
+
+@in_one_loop
+async def test_a_tenants_key_sees_and_changes_its_own_schedules_only(world: ConsoleHouse) -> None:
+    path = "/v1/schedules/secret"
+    made = await world.house.ask("PUT", path, NIGHTLY, key=ADMIN, tenant="first")
+    assert made.status == 200, made.body
+    browser = await world.browser(await world.house.make_key("admin", "second"))
+    assert b"secret" not in (await browser.get("/console/schedules")).body
+    page = "/console/schedules/secret"
+    assert (await browser.get(page)).status == 404
+    assert (await browser.get(f"{page}?tenant=first")).status == 403
+    for verb in ("/pause", "/trigger", "/delete"):
+        assert (await browser.post(f"{page}{verb}")).status == 404, verb
+        assert (await browser.post(f"{page}{verb}", tenant="first")).status == 403, verb
+    assert (await browser.post(page, tenant="first", workflow_id="one-step")).status == 403
+    left = await world.house.ask("GET", path, key=ADMIN, tenant="first")
+    assert (left.status, left.json["generation"]) == (200, made.json["generation"])
 
 
 @in_one_loop

@@ -336,7 +336,11 @@ def test_axe_finds_nothing_and_a_phone_is_wide_enough(scene: Scene, visits: Visi
         "step_id": "search",
         "workflow_id": "research",
         "bulk_id": scene.ask("POST", "/v1/bulk", bulk, tenant="axe")["bulk_id"],
+        "schedule_id": "hourly",
     }
+    hourly = {"workflow_id": "research", "every_s": 3_600, "input": given}
+    scene.ask("PUT", "/v1/schedules/hourly", hourly, tenant="axe")
+    scene.ask("POST", "/v1/schedules/hourly/trigger", {}, tenant="axe")
     paths = [
         page.path.replace("shared/{workflow_id}", "shared/common").format(**names) for page in PAGES
     ]

@@ -55,7 +55,7 @@ class _Params(dict[str, str]):
     """Values for all parameters of paths."""
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(run_id=run_id, workflow_id="hostile", step_id="job")
+        super().__init__(run_id=run_id, workflow_id="hostile", step_id="job", schedule_id="hostile")
 
     def __missing__(self, key: str) -> str:
         return "unknown"
@@ -89,6 +89,9 @@ async def _poisoned(house: House) -> str:
     other = str((await ask("POST", "/v1/workflows/hostile/runs", start))["run_id"])
     await ask("POST", f"/v1/runs/{other}/cancel", {"reason": LOUD})
     await ask("POST", "/v1/admin/keys", {"role": "runner", "tenant": "first", "note": EVIL})
+    schedule = {"workflow_id": "hostile", "every_s": 3_600, **start}
+    await ask("PUT", "/v1/schedules/hostile", schedule)
+    await ask("POST", "/v1/schedules/hostile/trigger", {})
     return run_id
 
 
@@ -129,14 +132,18 @@ async def test_texts_that_the_api_would_refuse_are_422_and_stay_in_the_form() ->
         browser = await console.browser(ADMIN)
         await browser.get("/console?tenant=first")
         schedule = {"schedule_id": "s", "workflow_id": "free", "every_s": "60"}
+        made = await browser.post("/console/schedules", tenant="first", **schedule)
+        assert made.status == 303, made.body
         decision = {"run_id": run_id, "step_id": "ask", "verdict": "approve"}
         queue = {"of": "first", "on_full": "queue", "queue_max": "1", "queue_wait_s": "1"}
         limit = {"limit_id": "l", "topics": "a"}
         for path, fields, name, typed in (
-            ("schedules/put", schedule, "input", DEEP),
-            ("schedules/put", schedule, "input", HALF),
-            ("schedules/put", schedule, "every_s", LONG),
-            ("schedules/put", schedule, "every_s", "soon"),
+            ("schedules", schedule, "input", DEEP),
+            ("schedules", schedule, "input", HALF),
+            ("schedules", schedule, "every_s", LONG),
+            ("schedules", schedule, "every_s", "soon"),
+            ("schedules/s", schedule, "input", DEEP),
+            ("schedules/s", schedule, "jitter_s", LONG),
             (f"runs/{other}/rerun", {}, "input", DEEP),
             (f"runs/{other}/rerun", {}, "input", HALF),
             ("admission/cap", {"of": "first"}, "limit", LONG),
@@ -201,7 +208,10 @@ def test_no_page_lets_content_change_the_direction_of_text(
 
 
 def test_hostile_text_is_readable_where_it_belongs(pages: dict[str, list[Element]]) -> None:
-    for path in ("/console", "/console/runs", "/console/runs/{run_id}", "/console/approvals"):
+    for path in (
+        *("/console", "/console/runs", "/console/runs/{run_id}", "/console/approvals"),
+        "/console/schedules/{schedule_id}",
+    ):
         assert any(LOUD[:30] in element.text for element in pages[path]), path
     run = pages["/console/runs/{run_id}"]
     assert any(element.name == "bdi" and BENT in element.text for element in run)

@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from stanchion import console
 from stanchion.charts import LineChart, Series
+from stanchion.console.live import AdmissionSample
 from stanchion.core.model import Instant
 from stanchion.drills.page import write_report
 from stanchion.drills.verdict import DrillResult, Promise, report_of
@@ -390,11 +391,10 @@ def test_files_of_others_are_the_published_ones_and_nothing_is_fetched_elsewhere
     static = Path(console.__file__).parent / "static"
     listed = (static / "VENDORED.txt").read_text(encoding="utf-8")
     noted = re.findall(r"^(\S+\.(?:js|css)) .*\n  sha256 (\w{64})$", listed, re.MULTILINE)
-    assert {name for name, _ in noted} == {"htmx.min.js", "uplot.min.css", "uplot.min.js"}
+    assert {name for name, _ in noted} == {"htmx.min.js"}
     for name, digest in noted:
         assert hashlib.sha256((static / name).read_bytes()).hexdigest() == digest, name
     own = [each for each in static.iterdir() if each.suffix in {".css", ".js"}]
-    assert sum(each.stat().st_size for each in own) < 160 * 1024
     for file in own:
         if file.name not in dict(noted):
             text = file.read_text(encoding="utf-8")
@@ -403,6 +403,166 @@ def test_files_of_others_are_the_published_ones_and_nothing_is_fetched_elsewhere
         text = template.read_text(encoding="utf-8")
         assert "|safe" not in text, template.name
         assert re.search(r"\sstyle=|\son\w+=|<script(?! src)", text) is None, template.name
+
+
+@in_one_loop
+async def test_a_browser_fetches_less_than_100_kb_of_files(browser: Browser) -> None:
+    page = parsed((await browser.get("/console")).body)
+    paths = {
+        each.attributes.get("src") or each.attributes["href"]
+        for each in page
+        if each.name in {"script", "link"}
+    }
+    served = {path.rpartition("/")[2]: len((await browser.get(path)).body) for path in paths}
+    static = Path(console.__file__).parent / "static"
+    kept = {each.name: each.stat().st_size for each in static.iterdir() if each.suffix != ".txt"}
+    assert served == kept, "every file is used, and sent as it is"
+    assert sum(served.values()) < 100_000, served
+
+
+@in_one_loop
+async def test_a_schedule_has_a_page_with_its_runs_and_is_changed_there(
+    world: ConsoleHouse, browser: Browser
+) -> None:
+    fields = {"workflow_id": "one-step", "cron": "0 9 * * MON-FRI", "timezone": "Europe/Berlin"}
+    made = await browser.post(
+        "/console/schedules",
+        **{"tenant": "acme", "schedule_id": "morning", "input": '{"n": 7}', **fields},
+        labels="team:red",
+        jitter_s="30",
+    )
+    here = "/console/schedules/morning?tenant=acme"
+    assert made.headers["location"] == f"{here}&did=schedule_stored"
+    page = (await browser.get(here)).body
+    assert page.count(b"<li><time") == 5, "the next ticks"
+    for words in (b"It has not run yet.", b"skip the tick", b"none yet", b"team:red"):
+        assert words in page, words
+    listed = "/console/schedules?tenant=acme"
+    assert b"none yet" in (await browser.get(listed)).body
+    triggered = await browser.post("/console/schedules/morning/trigger", tenant="acme")
+    run_id = urlsplit(triggered.headers["location"]).path.rpartition("/")[2]
+    assert b"none yet" not in (await browser.get(listed)).body
+    page = (await browser.get(here)).body
+    assert b"none yet" not in page
+    (row,) = [each for each in parsed(page) if each.name == "tr" and run_id in each.text]
+    assert "running" in row.text
+    assert "beside the ticks" in row.text
+    stored = values(await browser.get(here))
+    assert (stored["input"], stored["labels"], stored["jitter_s"]) == ('{"n":7}', "team:red", "30")
+    wrong = await browser.post(here, **{**stored, "tenant": "acme", "cron": "soon"})
+    assert wrong.status == 422
+    assert values(wrong)["cron"] == "soon"
+    changed = await browser.post(here, **{**stored, "tenant": "acme", "overlap": "allow"})
+    assert changed.status == 303, changed.body
+    for name in ("schedule_paused", "schedule_resumed"):
+        answer = await browser.post("/console/schedules/morning/pause", tenant="acme")
+        assert answer.headers["location"] == f"{here}&did={name}"
+    path = "/v1/schedules/morning"
+    after = (await world.house.ask("GET", path, key=ADMIN, tenant="acme")).json
+    assert (after["overlap"], after["input"], after["labels"], after["jitter_s"]) == (
+        *("allow", {"n": 7}, {"team": "red"}),
+        30,
+    )
+    answer = await browser.post("/console/schedules/morning/pause", tenant="acme", back="list")
+    assert answer.headers["location"] == f"{listed}&did=schedule_paused"
+    gone = await browser.post("/console/schedules/morning/delete", tenant="acme")
+    assert gone.status == 303
+    assert (await browser.get(here)).status == 404
+
+
+@in_one_loop
+async def test_the_inbox_shows_what_is_approved(world: ConsoleHouse, browser: Browser) -> None:
+    steps = {
+        "draft": {"topic": "draft.work"},
+        "ask": {"approval": {"message": "May it go out?"}, "needs": ["draft"]},
+    }
+    house = world.house
+    put = await house.ask(
+        "PUT", "/v1/workflows/letters", {"steps": steps}, key=ADMIN, tenant="mail"
+    )
+    assert put.status == 200, put.body
+    body = {"input": {"to": "kim", "long": "x" * 10_000}}
+    path = "/v1/workflows/letters/runs"
+    run = (await house.ask("POST", path, body, key=ADMIN, tenant="mail")).json["run_id"]
+    lease = {"worker_id": "w", "topics": ["draft.work"], "wait_s": 1}
+    asked = await house.ask("POST", "/v1/worker/lease", lease, key=ADMIN, tenant="mail")
+    (job,) = asked.json["jobs"]
+    result = {"job_id": job["job_id"], "fence": job["fence"], "status": "succeeded"}
+    results = {"worker_id": "w", "results": [{**result, "output": {"text": "Dear Kim"}}]}
+    await house.ask("POST", "/v1/worker/results", results, key=ADMIN, tenant="mail")
+    page = await browser.get("/console/approvals?tenant=mail")
+    (card,) = [each for each in parsed(page.body) if each.name == "article"]
+    for words in ("May it go out?", "letters v1", '"to": "kim"', "Result of draft", "Dear Kim"):
+        assert words in card.text, words
+    assert "more characters" in card.text, "a long input is cut"
+    assert "/console/workflows/letters?version=1&amp;tenant=mail" in page.body.decode()
+    approver = await world.browser(await house.make_key("approver", "mail"))
+    own = (await approver.get("/console/approvals")).body
+    assert b"Dear Kim" in own
+    assert b"/console/workflows/letters" not in own, "its role may not open that page"
+    assert run.encode() in own
+
+
+@in_one_loop
+async def test_time_in_the_queue_is_not_run_time(world: ConsoleHouse, browser: Browser) -> None:
+    house = world.house
+    queues = {"max_concurrent_runs": 1, "on_full": "queue"}
+    await house.ask("PUT", "/v1/admin/tenants/line", queues, key=ADMIN)
+    await house.ask("PUT", "/v1/workflows/one-step", ONE_STEP, key=ADMIN, tenant="line")
+    first = await house.start(key=ADMIN, tenant="line")
+    queued = await house.ask("POST", "/v1/workflows/one-step/runs", {}, key=ADMIN, tenant="line")
+    second = queued.json["run_id"]
+
+    async def facts(run_id: str) -> str:
+        page = parsed((await browser.get(f"/console/runs/{run_id}?tenant=line")).body)
+        (found,) = [each for each in page if "run-facts" in each.attributes.get("class", "")]
+        return " ".join(found.text.split())
+
+    assert "In the queue" not in await facts(first)
+    waiting = await facts(second)
+    assert "In the queue" in waiting
+    assert re.search("Runs for ?not begun", waiting), waiting
+    await house.ask("POST", f"/v1/runs/{first}/cancel", {}, key=ADMIN, tenant="line")
+    lease = {"worker_id": "w", "topics": ["work"], "max_jobs": 5, "wait_s": 5}
+    leased = await house.ask("POST", "/v1/worker/lease", lease, key=ADMIN, tenant="line")
+    assert [job["run_id"] for job in leased.json["jobs"]] == [second]
+    begun = await facts(second)
+    assert re.search(r"In the queue ?\d+(\.\d)? m?s .*Runs for ?\d+ ms", begun), begun
+
+
+async def test_charts_are_drawn_by_the_server_and_a_series_can_be_hidden() -> None:
+    async with opened_console(has_keys=False) as opened:
+        browser = await opened.browser()
+        assert b"Charts of the last half hour begin here" in (await browser.get("/console")).body
+        pulse = opened.console.pulse
+        pulse.keep(AdmissionSample(1_000, 3, 10, 0, 0))
+        pulse.keep(AdmissionSample(1_005, 4, 12, 900, 0))
+        page = parsed((await browser.get("/console")).body)
+        series = next(
+            each.attributes["data-series"] for each in page if "data-series" in each.attributes
+        )
+        assert series == "[[1000,1005],[3,4],[10,12],[0,900],[0,0]]"
+        labels = [
+            each.attributes["aria-label"]
+            for each in page
+            if each.name == "svg" and each.attributes.get("class") == "chart"
+        ]
+        assert labels == [
+            "Active runs, in runs: active up to 4",
+            (
+                "Starts in a minute, in starts: admitted up to 12; refused up to 900;"
+                " gate unavailable up to 0"
+            ),
+        ]
+        links = {each.text: each.attributes["href"] for each in page if each.name == "a"}
+        hidden = parsed((await browser.get(links["hide refused"])).body)
+        plot = next(each for each in hidden if each.attributes.get("id") == "plot-starts")
+        assert plot.attributes["data-pick"] == "2 4"
+        assert "now: admitted 12, gate unavailable 0" in plot.text
+        assert "900" not in plot.text, "the axis fits what is shown"
+        again = {each.text: each.attributes["href"] for each in hidden if each.name == "a"}
+        assert again["show refused"] == "/console"
+        assert again["hide admitted"] == "/console?hide=admitted&hide=refused"
 
 
 def test_no_paragraph_holds_a_block() -> None:

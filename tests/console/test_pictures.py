@@ -17,6 +17,7 @@ from stanchion.console.gantt import (
     TimelineSpan,
     gantt,
     spans_of,
+    with_ends,
     with_waits,
 )
 from stanchion.console.pictures import (
@@ -30,7 +31,8 @@ from stanchion.console.pictures import (
 )
 from stanchion.console.step_graph import GraphStep, step_graph, zoomable_graph
 from stanchion.console.text import duration, foreign, visible
-from stanchion.wire.runs import TimelineLine
+from stanchion.core.model import Failure, StepStatus
+from stanchion.wire.runs import StepView, TimelineLine
 
 HOSTILE = "\"'><script>alert(1)</script>&\x00\u202e"
 BEGIN = datetime(2026, 8, 1, 3, 0, tzinfo=UTC)
@@ -284,6 +286,71 @@ def test_a_gantt_chart_says_in_words_what_its_bars_show() -> None:
         "wait for an operator",
         "items",
     ]
+
+
+def ended(status: StepStatus, seconds: float, error: str | None = None) -> StepView:
+    failure = None if error is None else Failure("expression_failed", error)
+    moment = at(seconds)
+    return StepView(status=status, attempt=0, output=None, error=failure, finished_at=moment)
+
+
+def words_of(drawn: str) -> dict[str, str | None]:
+    """What each row of a Gantt chart says, by its step."""
+    return {
+        "".join(row.find("th").itertext()): row.findtext("td[@class='words']")  # type: ignore[union-attr]
+        for row in parsed(drawn).iter("tr")
+        if row.find("td") is not None
+    }
+
+
+def test_a_step_that_ended_without_an_attempt_says_how() -> None:
+    steps = {
+        "failed": ended(StepStatus.FAILED, 3, HOSTILE),
+        "late": ended(StepStatus.TIMED_OUT, 3),
+        "skipped": ended(StepStatus.SKIPPED, 3),
+        "kept": ended(StepStatus.SUCCEEDED, -60),
+        "waits": StepView(status=StepStatus.PENDING, attempt=0, output=None, error=None),
+    }
+    drawn = gantt(with_ends([], steps, begin=BEGIN), list(steps), begin=BEGIN, end=at(5), hrefs={})
+    assert words_of(drawn) == {
+        "failed": "failed before it began",
+        "late": "timed out before it began",
+        "skipped": "skipped",
+        "kept": "reused",
+        "waits": "not begun",
+    }
+    bars = [each.get("class") for each in parsed(drawn).iter("rect")]
+    assert bars == ["span ended o-failed", "span ended o-timed_out"]
+
+
+def test_a_step_of_a_timeline_that_was_cut_has_its_own_times() -> None:
+    whole = StepView(
+        status=StepStatus.SUCCEEDED,
+        attempt=1,
+        output=1,
+        error=None,
+        started_at=at(1),
+        finished_at=at(3),
+    )
+    known = spans_of([line(0, "job_dispatched", "plan"), line(1, "step_succeeded", "plan")])
+    spans = with_ends(known, {"plan": whole, "late": whole}, begin=BEGIN)
+    drawn = gantt(spans, ["plan", "late"], begin=BEGIN, end=at(5), hrefs={})
+    assert words_of(drawn) == {"plan": "succeeded · 1.0 s", "late": "succeeded · 2.0 s"}
+
+
+@pytest.mark.parametrize(
+    ("then", "words"),
+    [
+        ([line(4, "run_started"), line(4, "job_dispatched", "plan")], "wait for a slot · 4.0 s"),
+        ([line(3, "run_timed_out")], "timed out · 3.0 s"),
+        ([], "wait for a slot · 9.0 s"),
+    ],
+)
+def test_the_wait_for_a_slot_is_a_row_of_its_own(then: list[TimelineLine], words: str) -> None:
+    spans = spans_of([line(0, "run_queued"), *then])
+    rows = words_of(gantt(spans, ["plan"], begin=BEGIN, end=at(9), hrefs={}))
+    assert list(rows) == ["in the queue", "plan"]
+    assert rows["in the queue"] == words
 
 
 def test_a_redelivery_that_succeeds_in_the_same_millisecond_has_succeeded() -> None:

@@ -42,7 +42,7 @@ class _Parser(HTMLParser):
             self._open.append(element)
 
     def handle_endtag(self, tag: str) -> None:
-        while self._open and self._open.pop().name != tag:
+        while tag not in _VOID and self._open and self._open.pop().name != tag:
             pass
 
     def handle_data(self, data: str) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from markupsafe import Markup, escape
 
 from stanchion.console.text import duration, foreign, visible
-from stanchion.wire.runs import TimelineLine
+from stanchion.wire.runs import StepView, TimelineLine
 
 ITEMS_MAX: Final = 20
 """Items of one for-each that get a row of their own: the failed and the slowest ones first."""
@@ -42,8 +42,12 @@ class SpanKind(StrEnum):
     DELAY = "delay"
     DECISION = "wait for a decision"
     DEAD_LETTER = "wait for an operator"
+    SLOT = "wait for a slot"
+    """Of the run as a whole, while its tenant was full."""
     ITEMS = "items"
     CHILDREN = "sub-workflow"
+    ENDED = "end without an attempt"
+    """Of a step of which the timeline has no attempt and no wait."""
 
 
 _CONTAINERS: Final = frozenset({SpanKind.ITEMS, SpanKind.CHILDREN})
@@ -54,8 +58,11 @@ _WAITS: Final = frozenset(
         SpanKind.DELAY,
         SpanKind.DECISION,
         SpanKind.DEAD_LETTER,
+        SpanKind.SLOT,
     }
 )
+QUEUE: Final = "in the queue"
+"""The row of a run's wait for a slot, above those of its steps."""
 
 
 class TimelineSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +107,35 @@ def with_waits(spans: Iterable[TimelineSpan], unleased: Container[str]) -> list[
     ]
 
 
+def with_ends(
+    spans: Sequence[TimelineSpan], steps: Mapping[str, StepView], *, begin: datetime
+) -> list[TimelineSpan]:
+    """The spans, and one for each step that has ended without any.
+
+    It failed or was skipped before it began, or its lines are beyond those that were read. A step
+    that ended before ``begin`` was taken from the run that this one repeats.
+    """
+    known = {span.step for span in spans}
+    found = list(spans)
+    for step_id, step in steps.items():
+        if step.finished_at is None or step_id in known:
+            continue
+        is_reused = step.finished_at < begin
+        since = step.finished_at if step.started_at is None else step.started_at
+        has_worked = since < step.finished_at and not is_reused
+        span = TimelineSpan(
+            step=step_id,
+            item=None,
+            kind=SpanKind.ATTEMPT if has_worked else SpanKind.ENDED,
+            begin=since,
+            end=step.finished_at,
+            outcome="reused" if is_reused else step.status,
+            detail=None if step.error is None else step.error.message,
+        )
+        found.append(span)
+    return found
+
+
 class _Reading:
     """Spans that have ended, and the open one of each place."""
 
@@ -109,8 +145,7 @@ class _Reading:
 
     def read(self, entry: TimelineLine) -> None:
         if entry.step is None:
-            if entry.what.startswith("run_") and entry.what != "run_started":
-                self._close_all(entry, entry.what.removeprefix("run_"))
+            self._read_run(entry)
             return
         noun, _, outcome = entry.what.partition("_")
         if entry.what in _BEGINS:
@@ -130,6 +165,15 @@ class _Reading:
             self._close(entry, outcome)
         elif noun == "step":
             self._close_step(entry, outcome)
+
+    def _read_run(self, entry: TimelineLine) -> None:
+        queued = msgspec.structs.replace(entry, step=QUEUE)
+        if entry.what == "run_queued":
+            self._begin(queued, SpanKind.SLOT)
+        elif entry.what == "run_started":
+            self._close(queued, "")
+        elif entry.what.startswith("run_"):
+            self._close_all(entry, entry.what.removeprefix("run_"))
 
     def _begin(self, entry: TimelineLine, kind: SpanKind, *, attempt: int | None = None) -> None:
         assert entry.step is not None
@@ -216,7 +260,7 @@ def gantt(
         by_place.setdefault((span.step, span.item), []).append(span)
     ticks = _ticks(length_ms)
     rows: list[str] = []
-    for step in order:
+    for step in (QUEUE, *order) if (QUEUE, None) in by_place else order:
         own = by_place.pop((step, None), [])
         rows.append(_row(step, None, own, scale, ticks, end, hrefs.get(step)))
         items = {item: found for (name, item), found in by_place.items() if name == step}
@@ -240,7 +284,11 @@ def gantt(
 
 def _key(spans: Sequence[TimelineSpan]) -> str:
     """What the bars mean: one sample of each kind that there is."""
-    kinds = {(span.kind, _outcome(span) if span.kind is SpanKind.ATTEMPT else "") for span in spans}
+    kinds = {
+        (span.kind, _outcome(span) if span.kind is SpanKind.ATTEMPT else "")
+        for span in spans
+        if _is_drawn(span)
+    }
     samples = []
     for kind, outcome in sorted(kinds, key=lambda each: (list(SpanKind).index(each[0]), each[1])):
         y, height = _place(kind)
@@ -254,6 +302,14 @@ def _key(spans: Sequence[TimelineSpan]) -> str:
 
 def _class(kind: SpanKind) -> str:
     return kind.name.lower().replace("_", "-")
+
+
+_TROUBLES: Final = frozenset({"failed", "timed_out", "died", "lost"})
+
+
+def _is_drawn(span: TimelineSpan) -> bool:
+    """A step that was skipped or reused has words and no bar."""
+    return span.kind is not SpanKind.ENDED or span.outcome in _TROUBLES
 
 
 def _outcome(span: TimelineSpan) -> str:
@@ -274,7 +330,7 @@ def _worth_a_row(
 
     def weight(item: int | None) -> tuple[int, float]:
         spans = items[item]
-        troubles = sum(span.outcome in ("failed", "died", "lost") for span in spans)
+        troubles = sum(span.outcome in _TROUBLES for span in spans)
         last = max(span.end or end for span in spans)
         return troubles, (last - spans[0].begin).total_seconds()
 
@@ -308,6 +364,8 @@ def _row(
 
 
 def _bar(span: TimelineSpan, scale: _Scale, end: datetime) -> str:
+    if not _is_drawn(span):
+        return ""
     left = scale.at(span.begin)
     width = max(_NARROWEST, scale.at(span.end or end) - left)
     left = min(left, 100 - width)
@@ -342,6 +400,9 @@ def _words(spans: Sequence[TimelineSpan], end: datetime) -> str:
     """One row in words, for the last column and for readers who cannot see the bars."""
     if not spans:
         return "not begun"
+    if spans[0].kind is SpanKind.ENDED:
+        word = spans[0].outcome.replace("_", " ")
+        return f"{word} before it began" if spans[0].outcome in _TROUBLES else word
     attempts = sum(span.kind is SpanKind.ATTEMPT for span in spans)
     lost = sum(span.kind is SpanKind.LOST_DELIVERY for span in spans)
     waits = [span for span in spans if span.kind in _WAITS]

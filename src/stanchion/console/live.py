@@ -147,7 +147,7 @@ class Pulse:
         self._sampled_at = now
         page = await self._api.get("/v1/admin/admission", limit=_SAMPLED_TENANTS)
         rows = page.tenants
-        self._samples.append(
+        self.keep(
             AdmissionSample(
                 self._services.clock.now() // 1000,
                 sum(row.active for row in rows),
@@ -156,6 +156,10 @@ class Pulse:
                 sum(row.unavailable_1m for row in rows),
             )
         )
+
+    def keep(self, sample: AdmissionSample) -> None:
+        """Add a sample, for the charts of the overview."""
+        self._samples.append(sample)
 
     async def events(self, tenant: str | None) -> AsyncGenerator[bytes, None]:
         """The events of one viewer's stream, until the server drains."""

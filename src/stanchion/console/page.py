@@ -69,6 +69,11 @@ class Form:
         """A field that holds a number; ``None`` if it is empty. Raises ``RequestRefused``."""
         return self._typed(name, typed_number)
 
+    def labels(self, name: str) -> dict[str, str]:
+        """A field that holds labels: ``name:value`` or ``name=value``, separated by spaces."""
+        words = (each.replace("=", ":", 1) for each in self.get(name).split())
+        return dict(word.partition(":")[::2] for word in words)
+
     def _typed(self, name: str, read: Callable[[str], _Typed]) -> _Typed | None:
         text = self.get(name).strip()
         try:

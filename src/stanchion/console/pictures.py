@@ -9,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 from markupsafe import Markup, escape
 
-from stanchion.charts import WIDTH, Chart, sparkline, svg_of
+from stanchion.charts import WIDTH, Chart, LineChart, Series, sparkline, svg_of
 from stanchion.console.text import duration, visible
 
 CELLS_MAX: Final = 60
@@ -24,6 +24,24 @@ def chart(drawn: Chart, *, width: int = WIDTH) -> Markup:
     """A chart without a style of its own: the console's stylesheet has the rules."""
     svg = svg_of(drawn, has_style=False, width=width)
     return Markup(visible(svg, has_lines=True))  # noqa: S704 - svg_of escapes its labels
+
+
+def time_chart(title: str, unit: str, series: Sequence[Series], *, length_s: float) -> Markup:
+    """A chart of counts over the time until now."""
+    is_long = length_s > _LONG_S
+    x_unit, size_s = ("minutes ago", 60.0) if is_long else ("seconds ago", 1.0)
+    scaled = tuple(
+        Series(each.label, tuple((x / size_s, y) for x, y in each.points)) for each in series
+    )
+    drawn = LineChart(title=title, unit=unit, x_unit=x_unit, series=scaled)
+    svg = svg_of(drawn, has_style=False, width=HALF_WIDTH, y_max_least=_COUNT_LEAST, ends_now=True)
+    return Markup(svg)  # noqa: S704 - of our own labels, and svg_of escapes them
+
+
+_LONG_S: Final = 180
+"""Times that are longer are shown in minutes."""
+_COUNT_LEAST: Final = 4.0
+"""The least height of an axis of counts: with less, its ticks would be fractions."""
 
 
 def spark(values: Sequence[float], label: str) -> Markup:

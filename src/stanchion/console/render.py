@@ -32,10 +32,10 @@ def shown(value: object, chars_max: int = _TEXT_CHARS_MAX) -> Markup:
     return Markup("<bdi>{}</bdi>").format(_cut(str(value), chars_max))
 
 
-def json_text(value: object) -> Markup:
+def json_text(value: object, chars_max: int = _JSON_CHARS_MAX) -> Markup:
     """A value as indented JSON, with control characters made visible, cut at 64 Ki characters."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    return _cut(text, _JSON_CHARS_MAX)
+    return _cut(text, chars_max)
 
 
 def _cut(text: str, chars_max: int) -> Markup:
@@ -152,7 +152,10 @@ class Templates:
         return self._environment.get_template(name)
 
 
-_COMMON: Final = ("layout.html", "fragment.html", "macros.html", "decision.html")
+_COMMON: Final = (
+    *("layout.html", "fragment.html", "macros.html"),
+    *("decision.html", "schedule_parts.html"),
+)
 """Templates that others extend or import."""
 _FILTERS: Final[Mapping[str, Any]] = {
     "shown": shown,

@@ -10,13 +10,17 @@ from markupsafe import Markup
 from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, View
 from stanchion.console.schema_form import faults_by_field, form_fields, form_html, parse_form
 from stanchion.core.faults import Fault
+from stanchion.core.json_value import JsonValue
 from stanchion.gateway.problems import RequestRefused, invalid
 from stanchion.wire.problems import Code
-from stanchion.wire.runs import ApprovalRow
+from stanchion.wire.runs import ApprovalRow, RunView
 
 PAGES: Final = PageTable()
 
 _LIMIT: Final = 25
+_RESULTS: Final = 3
+"""Results of earlier steps that an approval of the inbox shows."""
+_RUN_PATH: Final = "/v1/runs/{run_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,23 @@ class DecisionForm:
     """Whether this is the form that the API has just refused."""
     four_eyes: Literal["barred", "unknown", "open"] | None
     """Whether the visitor may decide a step with ``not_by_starter``; ``None`` for other steps."""
+    run: RunView | None = None
+    """The run that asks, where its page does not show it anyway."""
+
+    @property
+    def results(self) -> list[tuple[str, JsonValue]]:
+        """What the steps before have given, the last one first."""
+        steps = {} if self.run is None else self.run.steps
+        ended = [
+            (step.finished_at, name, step.output)
+            for name, step in steps.items()
+            if step.finished_at is not None and step.output is not None
+        ]
+        ended.sort(key=lambda each: each[0], reverse=True)
+        return [(name, output) for _, name, output in ended[:_RESULTS]]
 
     @staticmethod
-    def of(view: View, row: ApprovalRow) -> DecisionForm:
+    def of(view: View, row: ApprovalRow, run: RunView | None = None) -> DecisionForm:
         """The form, with what was typed into it if it was refused."""
         is_refused = view.problem is not None and (
             view.form.get("run_id") == row.run_id and view.form.get("step_id") == row.step_id
@@ -51,7 +69,8 @@ class DecisionForm:
             posted = view.form.mapping() if is_refused else None
             fields = form_html(made, posted, faults, scope=place)
         comment = view.form.get("comment") if is_refused else ""
-        return DecisionForm(row, _place(row), fields, comment, is_refused, _four_eyes(view, row))
+        four_eyes = _four_eyes(view, row)
+        return DecisionForm(row, _place(row), fields, comment, is_refused, four_eyes, run)
 
 
 def _place(row: ApprovalRow) -> str:
@@ -102,10 +121,21 @@ async def _row(view: View, run_id: str, step_id: str) -> ApprovalRow | None:
     "/approvals", "Approvals", "approvals.html", "GET /v1/approvals", Nav("Work", "Approvals", "p")
 )
 async def inbox(view: View) -> Data:
-    """The decisions that wait, oldest first."""
+    """The decisions that wait, oldest first, each with what it is about."""
     page = await view.api.get("/v1/approvals", limit=_LIMIT, cursor=view.query.get("cursor"))
-    forms = [DecisionForm.of(view, row) for row in page.approvals]
-    return {"decisions": forms, "cursor": page.cursor}
+    # One after the other: the outputs of all of them together may be large.
+    forms = [DecisionForm.of(view, row, await _run(view, row)) for row in page.approvals]
+    may_see_workflows = view.api.allows("GET /v1/workflows/{workflow_id}")
+    return {"decisions": forms, "cursor": page.cursor, "may_see_workflows": may_see_workflows}
+
+
+async def _run(view: View, row: ApprovalRow) -> RunView | None:
+    """The run that asks; ``None`` if it has gone meanwhile."""
+    try:
+        found: RunView = await view.api.of(row.tenant).get(_RUN_PATH, {"run_id": row.run_id})
+    except RequestRefused:
+        return None
+    return found
 
 
 @PAGES.action("/approvals/decide", "POST /v1/runs/{run_id}/steps/{step_id}/approve", inbox)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import msgspec
+from markupsafe import Markup
 
+from stanchion.charts import Series, plot_edges
 from stanchion.console.live import AdmissionSample
 from stanchion.console.page import Data, Elsewhere, Nav, PageTable, View
-from stanchion.console.pictures import share_bar
+from stanchion.console.pictures import HALF_WIDTH, share_bar, time_chart
 from stanchion.console.text import duration
 from stanchion.gateway.problems import RequestRefused
 from stanchion.wire.admin import TenantView
@@ -59,13 +64,84 @@ async def overview(view: View) -> Data:
         "budgets": budget_rows(own),
         "sees_admission": view.api.allows("GET /v1/admin/tenants") and view.tenant is None,
     }
-    columns = list(zip(*(_numbers(each) for each in view.samples), strict=True))
-    series = msgspec.json.encode(columns).decode() if len(view.samples) > 1 else None
-    return {**data, "sentence": _sentence(view, data), "series": series}
+    hidden = frozenset(view.query.all("hide")) & {name for name, _ in _STARTS}
+    charts = None
+    if tenants is not None and len(view.samples) > 1:
+        charts = _charts(view.samples, hidden)
+    sentence, toggles = _sentence(view, data), _toggles(view, hidden)
+    return {**data, "sentence": sentence, "charts": charts, "toggles": toggles}
 
 
-def _numbers(sample: AdmissionSample) -> tuple[int, ...]:
-    return sample.at_s, sample.active, sample.admitted, sample.refused, sample.unavailable
+@dataclass(frozen=True, slots=True)
+class _Plot:
+    """A chart, with what the script needs to read values from it."""
+
+    id: str
+    drawn: Markup
+    names: tuple[str, ...]
+    picked: tuple[int, ...]
+    """The columns of its series."""
+    latest: str
+    """The newest values in words."""
+
+
+_STARTS: Final = (("admitted", 2), ("refused", 3), ("gate unavailable", 4))
+"""Series of the chart of starts, with their columns."""
+
+
+def _toggles(view: View, hidden: frozenset[str]) -> list[tuple[str, str]]:
+    """Links that hide a series of the chart of starts, or show it again: words and address."""
+    found = []
+    for name, _ in _STARTS:
+        others = hidden ^ {name}
+        if len(others) < len(_STARTS):
+            here = view.url(view.path)
+            query = urlencode([("hide", each) for each in sorted(others)])
+            sign = "&" if "?" in here else "?"
+            words = f"{'show' if name in hidden else 'hide'} {name}"
+            found.append((words, f"{here}{sign}{query}" if query else here))
+    return found
+
+
+@lru_cache(maxsize=16)
+def _charts(samples: tuple[AdmissionSample, ...], hidden: frozenset[str]) -> Data:
+    """The charts of the last half hour. Samples are taken every few seconds, for all viewers."""
+    columns = list(zip(*map(msgspec.structs.astuple, samples), strict=True))
+    return {
+        "series": msgspec.json.encode(columns).decode(),
+        "edges": " ".join(map(str, plot_edges(HALF_WIDTH))),
+        "plots": (
+            _plot("plot-active", "Active runs", "runs", [("active", 1)], columns, hidden),
+            _plot("plot-starts", "Starts in a minute", "starts", _STARTS, columns, hidden),
+        ),
+    }
+
+
+def _plot(
+    id_: str,
+    title: str,
+    unit: str,
+    named: Sequence[tuple[str, int]],
+    columns: Sequence[Sequence[int]],
+    hidden: Container[str],
+) -> _Plot:
+    times = columns[0]
+    ages = [at - times[0] for at in times]
+    # One that is hidden keeps its place, so that the others keep their colours.
+    series = [
+        Series(f"{name} (hidden)", ())
+        if name in hidden
+        else Series(name, tuple(zip(ages, columns[column], strict=True)))
+        for name, column in named
+    ]
+    picked = [each for each in named if each[0] not in hidden]
+    return _Plot(
+        id=id_,
+        drawn=time_chart(title, unit, series, length_s=times[-1] - times[0]),
+        names=tuple(name for name, _ in picked),
+        picked=tuple(column for _, column in picked),
+        latest="now: " + ", ".join(f"{name} {columns[column][-1]:,}" for name, column in picked),
+    )
 
 
 async def _listed(view: View, path: str, **query: object) -> Any:  # noqa: ANN401 - a wire type

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import msgspec
 
-from stanchion.console.gantt import gantt, spans_of, with_waits
+from stanchion.console.gantt import gantt, spans_of, with_ends, with_waits
 from stanchion.console.page import (
     DONE,
     Data,
@@ -120,8 +120,9 @@ async def show_run(view: View) -> Data:
     hrefs = {step_id: f"#step-{step_id}" for step_id in run.steps}
     why = await _why(view, run)
     unleased = _unleased(why)
+    spans = with_waits(spans_of(entries), unleased)
     chart = gantt(
-        with_waits(spans_of(entries), unleased),
+        with_ends(spans, run.steps, begin=run.created_at),
         list(run.steps),
         begin=run.created_at,
         end=run.finished_at or now,
@@ -131,6 +132,7 @@ async def show_run(view: View) -> Data:
         "title": f"Run {run.run_id}",
         "run": run,
         "now_at": now,
+        **_durations(run, entries, now),
         "entries": entries,
         "has_more_entries": timeline.cursor is not None,
         "gantt": chart,
@@ -162,6 +164,25 @@ async def _run(view: View) -> RunView:
                 raise Elsewhere(view.at("runs", run_id, tenant=tenant)) from None
         raise
     return found
+
+
+def _durations(run: RunView, entries: Sequence[TimelineLine], now: datetime) -> Data:
+    """How long the run waited for a slot and how long it has run, in milliseconds.
+
+    ``queued_ms`` is ``None`` if it did not wait, ``ran_ms`` if it never began.
+    """
+    end = run.finished_at or now
+    if not any(each.what == "run_queued" for each in entries):
+        return {"queued_ms": None, "ran_ms": _ms(run.created_at, end)}
+    begun = next((each.at for each in entries if each.what == "run_started"), None)
+    return {
+        "queued_ms": _ms(run.created_at, begun or end),
+        "ran_ms": None if begun is None else _ms(begun, end),
+    }
+
+
+def _ms(begin: datetime, end: datetime) -> float:
+    return (end - begin).total_seconds() * 1_000
 
 
 def _too_large(run: RunView) -> set[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, View
 from stanchion.console.pages.runs import started
 from stanchion.wire.schedules import ScheduleView
@@ -32,49 +34,76 @@ async def list_schedules(view: View) -> Data:
     }
 
 
-@PAGES.action("/schedules/put", f"PUT {_PATH}", list_schedules)
-async def put(view: View) -> Redirect:
-    """Store the schedule that is in the form."""
+@PAGES.page(
+    "/schedules/{schedule_id}", "Schedule", "schedule.html", f"GET {_PATH}", is_of_tenant=True
+)
+async def show_schedule(view: View) -> Data:
+    """One schedule: what it starts, its next ticks, its last runs and its missed ticks."""
+    schedule: ScheduleView = await view.api.get(_PATH, view.params)
+    return {
+        "title": f"Schedule {schedule.id}",
+        "schedule": schedule,
+        "typed": {
+            "input": msgspec.json.encode(schedule.input).decode(),
+            "labels": " ".join(f"{name}:{value}" for name, value in schedule.labels.items()),
+        },
+        "may_change": view.api.allows(f"PUT {_PATH}"),
+    }
+
+
+@PAGES.action("/schedules", f"PUT {_PATH}", list_schedules)
+async def make(view: View) -> Redirect:
+    """Store the schedule that is in the form, under the name that is there."""
+    return await _put(view, view.form.get("schedule_id").strip())
+
+
+@PAGES.action("/schedules/{schedule_id}", f"PUT {_PATH}", show_schedule)
+async def change(view: View) -> Redirect:
+    """Store another definition of the schedule."""
+    return await _put(view, view.params["schedule_id"])
+
+
+async def _put(view: View, schedule_id: str) -> Redirect:
     form = view.form
-    given = form.json("input") if form.get("input").strip() else {}
     body: dict[str, Any] = {
         "workflow_id": form.get("workflow_id").strip(),
         "cron": form.get("cron").strip() or None,
         "every_s": form.integer("every_s"),
         "timezone": form.get("timezone").strip() or "UTC",
-        "input": given,
+        "input": form.json("input") if form.get("input").strip() else {},
+        "labels": form.labels("labels"),
         "overlap": form.get("overlap") or "skip",
         "catch_up": form.get("catch_up") or "none",
+        "jitter_s": form.integer("jitter_s") or 0,
+        "paused": form.get("paused") == "yes",
     }
-    params = {"schedule_id": form.get("schedule_id").strip()}
-    await view.api.send(f"PUT {_PATH}", params, body)
-    return Redirect(view.at("schedules"), "schedule_stored")
+    await view.api.send(f"PUT {_PATH}", {"schedule_id": schedule_id}, body)
+    return Redirect(view.at("schedules", schedule_id), "schedule_stored")
 
 
-@PAGES.action("/schedules/pause", f"PUT {_PATH}", list_schedules)
+@PAGES.action("/schedules/{schedule_id}/pause", f"PUT {_PATH}", show_schedule)
 async def pause(view: View) -> Redirect:
     """Pause a schedule, or resume it."""
-    params = {"schedule_id": view.form.get("schedule_id")}
-    stored: ScheduleView = await view.api.get(_PATH, params)
+    stored: ScheduleView = await view.api.get(_PATH, view.params)
     body = {name: getattr(stored, name) for name in _KEPT}
-    await view.api.send(f"PUT {_PATH}", params, {**body, "paused": not stored.paused})
+    await view.api.send(f"PUT {_PATH}", view.params, {**body, "paused": not stored.paused})
     return Redirect(
-        view.at("schedules"), "schedule_resumed" if stored.paused else "schedule_paused"
+        view.at("schedules") if view.form.get("back") else view.at("schedules", stored.id),
+        "schedule_resumed" if stored.paused else "schedule_paused",
     )
 
 
-@PAGES.action("/schedules/trigger", f"POST {_PATH}/trigger", list_schedules)
+@PAGES.action("/schedules/{schedule_id}/trigger", f"POST {_PATH}/trigger", show_schedule)
 async def trigger(view: View) -> Redirect:
     """Start a run now."""
-    params = {"schedule_id": view.form.get("schedule_id")}
-    answer = await view.api.send(f"POST {_PATH}/trigger", params)
+    answer = await view.api.send(f"POST {_PATH}/trigger", view.params)
     return Redirect(view.at("runs", answer.run_id), started(answer))
 
 
-@PAGES.action("/schedules/delete", f"DELETE {_PATH}", list_schedules)
+@PAGES.action("/schedules/{schedule_id}/delete", f"DELETE {_PATH}", show_schedule)
 async def delete(view: View) -> Redirect:
     """Delete a schedule."""
-    await view.api.send(f"DELETE {_PATH}", {"schedule_id": view.form.get("schedule_id")})
+    await view.api.send(f"DELETE {_PATH}", view.params)
     return Redirect(view.at("schedules"), "schedule_deleted")
 
 

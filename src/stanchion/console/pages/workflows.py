@@ -125,9 +125,7 @@ async def start(view: View) -> Redirect:
         found = [Fault(name, text) for name, text in faults.items()]
         raise RequestRefused(invalid(found, "the input cannot be read", code=Code.INVALID_INPUT))
     body: dict[str, Any] = {"input": value}
-    labels = dict(
-        each.replace("=", ":", 1).partition(":")[::2] for each in view.form.get("labels").split()
-    )
+    labels = view.form.labels("labels")
     if labels:
         body["labels"] = labels
     answer = await view.api.send(

@@ -1,39 +1,56 @@
-/* Time series with uPlot: an element with data-series (columns as JSON, the first is the time). */
+/* Reading charts of time: the values under the pointer, or beside it with the arrow keys.
+   The charts are drawn by the server; .plots[data-series] has their numbers, the first column is the time in seconds. */
 "use strict";
 (() => {
-  const plots = new Map();
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
-  const seconds = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
   const exact = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
-  const strokes = ["--s0", "--s1", "--s3"];
-  const draw = () => {
-    for (const place of document.querySelectorAll(".plot[data-series]")) {
-      const all = JSON.parse(place.dataset.series);
-      const picked = place.dataset.pick.split(" ").map(Number);
-      const data = [all[0], ...picked.map((each) => all[each])];
-      const known = plots.get(place.id);
-      if (known && known.root.isConnected) { known.setData(data); continue; }
-      const names = (place.dataset.names || place.dataset.plot).split(", ");
-      const axis = { space: 70, stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: "12px system-ui" };
-      plots.set(place.id, new uPlot({
-        title: place.dataset.plot,
-        width: Math.max(240, place.clientWidth),
-        height: 190,
-        padding: [null, 26, null, null],
-        cursor: { y: false },
-        scales: { y: { range: (_plot, _low, high) => [0, Math.max(4, high * 1.1)] } },
-        axes: [{ ...axis, values: (_plot, ticks) => { const form = ticks.some((each) => each % 60) ? seconds : clock; return ticks.map((each) => form.format(each * 1000)); } }, { ...axis, space: 30, size: 44 }],
-        series: [{ label: "at", value: (_plot, each) => each == null ? "" : exact.format(each * 1000) }, ...names.map((label, index) => ({ label, stroke: colour(strokes[index]), width: 1.6, points: { show: false }, dash: index ? [6, 2 + 2 * index] : undefined }))],
-      }, data, place));
+  const chosen = new Map(); // the time that is read, by the id of its chart
+  const columns = (plot) => JSON.parse(plot.closest(".plots").dataset.series);
+  const nearest = (times, at) => times.reduce((best, each, place) => Math.abs(each - at) < Math.abs(times[best] - at) ? place : best, 0);
+  const show = (plot) => {
+    const all = columns(plot), times = all[0], svg = plot.querySelector("svg");
+    const at = chosen.get(plot.id);
+    let line = svg.querySelector(".cursor");
+    if (at === undefined) { line?.remove(); return; }
+    const place = nearest(times, at), first = times[0], last = times[times.length - 1];
+    const [left, right] = plot.dataset.edges.split(" ").map(Number);
+    const x = left + (right - left) * (times[place] - first) / Math.max(1, last - first);
+    if (!line) {
+      line = svg.appendChild(document.createElementNS(svg.namespaceURI, "path"));
+      line.setAttribute("class", "cursor");
     }
+    line.setAttribute("d", `M${x} 0V${svg.viewBox.baseVal.height}`);
+    const values = plot.dataset.pick.split(" ").map((each, number) => `${plot.dataset.names.split(", ")[number]} ${all[each][place]}`);
+    plot.querySelector("output").textContent = `${exact.format(times[place] * 1000)}: ${values.join(", ")}`;
   };
-  draw();
-  document.addEventListener("console:refreshed", draw);
-  addEventListener("resize", () => {
-    for (const [id, plot] of plots) {
-      const place = document.getElementById(id);
-      if (place) plot.setSize({ width: Math.max(240, place.clientWidth), height: 190 });
-    }
+  const plotOf = (event) => event.target.closest?.(".plot[data-pick]");
+  const clear = (event) => {
+    const plot = plotOf(event);
+    if (!plot || plot.contains(event.relatedTarget)) return;
+    chosen.delete(plot.id);
+    const words = plot.querySelector("output");
+    words.ariaLive = "off";
+    words.textContent = plot.dataset.latest;
+    show(plot);
+  };
+  document.addEventListener("pointermove", (event) => {
+    const plot = plotOf(event);
+    if (!plot) return;
+    const svg = plot.querySelector("svg"), box = svg.getBoundingClientRect(), times = columns(plot)[0];
+    const [left, right] = plot.dataset.edges.split(" ").map(Number);
+    const share = ((event.clientX - box.left) / box.width * svg.viewBox.baseVal.width - left) / (right - left);
+    chosen.set(plot.id, times[0] + share * (times[times.length - 1] - times[0]));
+    show(plot);
   });
+  document.addEventListener("keydown", (event) => {
+    const plot = plotOf(event), step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!plot || !step) return;
+    event.preventDefault();
+    plot.querySelector("output").ariaLive = "polite";
+    const times = columns(plot)[0], at = chosen.get(plot.id) ?? times[times.length - 1];
+    chosen.set(plot.id, times[Math.min(times.length - 1, Math.max(0, nearest(times, at) + step))]);
+    show(plot);
+  });
+  document.addEventListener("pointerout", clear);
+  document.addEventListener("focusout", clear);
+  document.addEventListener("console:refreshed", () => document.querySelectorAll(".plot[data-pick]").forEach(show));
 })();
