@@ -7,38 +7,39 @@ with an idempotency key each; and, without a promise, of a thousand callers that
 client that honours ``Retry-After`` would. The baseline is a bare endpoint with a thousand
 concurrent callers on the same machine.
 
-The same storm is then sent to two servers in turns: ours, and one that writes no receipts. The
-processor time that the server spends on an answer is compared, as it depends less on what else the
-machine does than the time that passes.
+Then a storm of a minute is sent to a server that leaves receipts in one second and none in the
+next. The processor time that it spends on an answer is compared between such neighbours: two
+servers, or two storms, differ by some percent whatever they do.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections import Counter
-from statistics import median
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import msgspec
 
 from bench.http import BODY, PATH
 from bench.loadgen import Load, Seen, send
 from bench.pace import Pace
 from bench.row import Row, at_most, below, recorded, spread
-from bench.serving import Site, backends, distributed, echoing, embedded
+from bench.serving import ROOT, Site, distributed, echoing, embedded
 from bench.workflows import ONE_JOB
-from stanchion.services.receipts import EVERY_S as RECEIPTS_EVERY_S
+from stanchion.cli import main
+from stanchion.gateway import endpoint
+from stanchion.services.receipts import ReceiptService
 
-__all__ = ["rows"]
+__all__ = ["rows", "serve_in_turns"]
 
 CALLERS, CAP = 1_000, 2
-STORM_S = 2.0
+STORM_S = 61.0
 RECEIPTS_COST_MAX = 1.05
-WITHOUT_RECEIPTS = (
-    "-c",
-    (
-        "import stanchion.cli, stanchion.gateway.endpoint as endpoint;"
-        " endpoint.note_refusal = lambda *_, **__: None; stanchion.cli.main()"
-    ),
-)
-"""A server whose refusals leave no receipt."""
 LOCKED = {"strategy": "lock", "lock_retry": {"kind": "fixed", "delay_ms": 10, "jitter_ms": 0}}
 
 
@@ -50,19 +51,15 @@ def rows(pace: Pace) -> list[Row]:
                 *_all_at_once("SQLite", site, pace),
                 *_refusals("SQLite", site, echo, pace),
             ]
-        with embedded() as site, embedded(program=WITHOUT_RECEIPTS) as without:
-            on_sqlite.append(_receipts("SQLite", site, without, pace))
+        with _taking_turns() as (program, turns), embedded(program=program) as site:
+            on_sqlite.append(_receipts("SQLite", site, turns, pace))
         with distributed() as site:
             on_redis = [
                 *_all_at_once("Valkey", site, pace),
                 *_refusals("Valkey", site, echo, pace),
             ]
-        with (
-            backends() as behind,
-            distributed(behind=behind) as site,
-            distributed(behind=behind, program=WITHOUT_RECEIPTS) as without,
-        ):
-            on_redis.append(_receipts("Valkey", site, without, pace))
+        with _taking_turns() as (program, turns), distributed(program=program) as site:
+            on_redis.append(_receipts("Valkey", site, turns, pace))
     return [*on_sqlite, *on_redis]
 
 
@@ -129,32 +126,79 @@ def _refusals(name: str, site: Site, echo: str, pace: Pace) -> list[Row]:
     ]
 
 
-def _receipts(name: str, site: Site, without: Site, pace: Pace) -> Row:
+class Turn(msgspec.Struct, frozen=True, array_like=True):
+    """The refusals between two writes of receipts, and what they cost."""
+
+    has_receipts: bool
+    refusals: int
+    cpu_s: float
+
+    @property
+    def cost_us(self) -> float:
+        return self.cpu_s / self.refusals * 1_000_000
+
+
+@contextmanager
+def _taking_turns() -> Iterator[tuple[Sequence[str], Path]]:
+    """A server's program that keeps receipts in every other turn, and the file with its turns."""
+    with tempfile.TemporaryDirectory(prefix="turns-") as directory:
+        turns = Path(directory) / "turns"
+        code = (
+            f"import sys; sys.path.insert(0, {str(ROOT)!r});"
+            f" from bench.storm import serve_in_turns; serve_in_turns({str(turns)!r})"
+        )
+        yield ("-c", code), turns
+
+
+def serve_in_turns(path: str) -> None:
+    """Serve; keep receipts in every other turn, and write a line for each turn."""
+    note, write = endpoint.note_refusal, ReceiptService.write
+    has_receipts, refusals, since_s = False, 0, time.process_time()
+
+    def noted(*args: Any, **given: Any) -> None:  # noqa: ANN401 - passed on
+        nonlocal refusals
+        refusals += 1
+        if has_receipts:
+            note(*args, **given)
+
+    async def written(service: ReceiptService) -> bool:
+        nonlocal has_receipts, refusals, since_s
+        # A turn ends with the write of its receipts, so that this is a part of their cost.
+        is_written = await write(service)
+        now_s = time.process_time()
+        file.write(msgspec.json.encode(Turn(has_receipts, refusals, now_s - since_s)) + b"\n")
+        has_receipts, refusals, since_s = not has_receipts, 0, now_s
+        return is_written
+
+    endpoint.note_refusal = noted
+    ReceiptService.write = written  # type: ignore[method-assign, assignment]  # what is compared
+    with Path(path).open("ab", buffering=0) as file:
+        main()
+
+
+def _receipts(name: str, site: Site, file: Path, pace: Pace) -> Row:
     """What the receipts of a storm cost: processor time of the server for each answer."""
-    for each in (site, without):
-        each.prepare({"one-job": ONE_JOB}, tenant="full", cap=CAP)
-        send(_asking(each.url, "full", requests_max=CALLERS))
-    seconds = 1.0 if pace.is_quick else STORM_S
-    pairs = []
-    for number in range(pace.rounds * 2):
-        # Alternate which server is first, so that order effects cancel out.
-        turns = (site, without) if number % 2 else (without, site)
-        costs = {each: _cost_us(each, seconds) for each in turns}
-        pairs.append((costs[site], costs[without]))
-    # The lowest of each side: what else the machine does only adds time.
-    with_, bare = (min(side) for side in zip(*pairs, strict=True))
-    ratios = spread([one / other for one, other in pairs])
-    note = f"{with_:.0f} µs against {bare:.0f} µs an answer, the lowest of each; pairs {ratios}"
+    site.prepare({"one-job": ONE_JOB}, tenant="full", cap=CAP)
+    send(_asking(site.url, "full", requests_max=CALLERS))
+    before = len(file.read_bytes().splitlines())
+    send(_asking(site.url, "full", seconds=9.0 if pace.is_quick else STORM_S))
+    lines = file.read_bytes().splitlines()[before:]
+    # The first turn and the last are cut by the storm's beginning and end.
+    turns = [msgspec.json.decode(line, type=Turn) for line in lines][1:-1]
+    if turns and not turns[0].has_receipts:
+        turns = turns[1:]
+    pairs = [
+        (one.cost_us, other.cost_us) for one, other in zip(turns[::2], turns[1::2], strict=False)
+    ]
+    ratios = [one / other for one, other in pairs]
+    with_, bare = (median(side) for side in zip(*pairs, strict=True))
+    low, _, high = quantiles(ratios, n=4)
+    note = (
+        f"{with_:.0f} µs against {bare:.0f} µs an answer, the median of {len(pairs)} pairs of"
+        f" neighbouring seconds, half of them {low:.2f}–{high:.2f}"
+    )
     label = f"a storm of {CALLERS:,} callers on {name}, with receipts against without"
-    return at_most(label, with_ / bare, "×", RECEIPTS_COST_MAX, note)
-
-
-def _cost_us(site: Site, seconds: float) -> float:
-    before_s = site.cpu_s
-    seen = send(_asking(site.url, "full", seconds=seconds))
-    # The receipts of the last second are written now: they belong to the storm.
-    time.sleep(RECEIPTS_EVERY_S + 0.2)
-    return (site.cpu_s - before_s) / seen.requests * 1_000_000
+    return at_most(label, median(ratios), "×", RECEIPTS_COST_MAX, note)
 
 
 def _asking(
