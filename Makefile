@@ -6,8 +6,8 @@
 
 PYTHON  ?= python3
 UV      ?= uv
-# Three, because many tests wait: on two cores the suite must finish in twelve minutes.
-WORKERS ?= 3
+# Four, because many tests wait: on two cores the suite must finish in twelve minutes.
+WORKERS ?= 4
 
 VENV  := .venv
 BIN   := $(VENV)/bin

@@ -14,9 +14,9 @@ import pytest
 
 from tests.acceptance.stack import ADMIN_KEY, Kind, Stack, running_stack
 
-BUDGET_S = 45
+BUDGET_S = 25
 BUDGET_LONG_S = 600
-CASES = 500
+CASES = 250
 CASES_LONG = 20_000
 _END_S_MAX = 60.0
 """It looks at its clock between two examples only."""

@@ -24,7 +24,7 @@ from tests.model.strategies import Story, stories
 from tests.model.telling import tell
 from tests.servers import redis_binary, running_cluster, running_server
 
-EXAMPLES: Final = 2_500 if SOAK else 150
+EXAMPLES: Final = 2_500 if SOAK else 100
 # What is on the disk after a crash is proven elsewhere. Here a file in memory does, and is faster.
 QUICK: Final = next((path for path in ("/dev/shm",) if Path(path).is_dir()), None)  # noqa: S108 - see above
 

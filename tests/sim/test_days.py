@@ -12,7 +12,7 @@ from stanchion.sim.command import main, replay, run
 from stanchion.sim.scenario import draw
 from stanchion.sim.world import play
 
-DAYS = 60
+DAYS = 40
 DRAWN = 120
 A_PART = 20
 
@@ -51,7 +51,7 @@ def test_a_day_is_the_same_in_another_process_with_other_hashes() -> None:
     code = (
         "from stanchion.sim.scenario import draw\n"
         "from stanchion.sim.world import play\n"
-        "print([play(draw(seed)).digest for seed in (1, 2, 4, 6)])"
+        "print([play(draw(seed)).digest for seed in (1, 6)])"
     )
     told = [
         subprocess.run(
@@ -64,7 +64,7 @@ def test_a_day_is_the_same_in_another_process_with_other_hashes() -> None:
         for hash_seed in ("1", "2")
     ]
     assert told[0] == told[1]
-    assert told[0].strip() == str([play(draw(seed)).digest for seed in (1, 2, 4, 6)])
+    assert told[0].strip() == str([play(draw(seed)).digest for seed in (1, 6)])
 
 
 def test_other_seeds_are_other_days() -> None:
