@@ -29,7 +29,14 @@ _TITLE_CHARS_MAX: Final = 1_000
 
 def shown(value: object, chars_max: int = _TEXT_CHARS_MAX) -> Markup:
     """Text from outside, as one isolated piece with its control characters made visible."""
-    return Markup("<bdi>{}</bdi>").format(_cut(str(value), chars_max))
+    # A page has hundreds of these, and Markup.format takes five times as long.
+    return Markup(f"<bdi>{_cut(str(value), chars_max)}</bdi>")  # noqa: S704 - _cut escapes
+
+
+def status_tag(word: str) -> Markup:
+    """The status of a run, step or job."""
+    name = escape(word)
+    return Markup(f'<span class="status {name}">{name.replace("_", " ")}</span>')  # noqa: S704 - escaped
 
 
 def json_text(value: object, chars_max: int = _JSON_CHARS_MAX) -> Markup:
@@ -54,9 +61,9 @@ def time_tag(at: datetime | int | None, now_ms: int, none: str = "–") -> Marku
     exact = moment.astimezone(UTC)
     past_ms = now_ms - exact.timestamp() * 1000
     text = f"{_largest(past_ms)} ago" if past_ms >= 0 else f"in {_largest(-past_ms)}"
-    iso = exact.strftime("%Y-%m-%dT%H:%M:%S.") + f"{exact.microsecond // 1000:03d}Z"
-    title = exact.strftime("%Y-%m-%d %H:%M:%S UTC")
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(iso, title, text)
+    iso = exact.isoformat(timespec="milliseconds")[:-6]
+    title = f"{iso[:10]} {iso[11:19]} UTC"
+    return Markup(f'<time datetime="{iso}Z" title="{title}">{text}</time>')  # noqa: S704 - of numbers
 
 
 _UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
@@ -163,5 +170,6 @@ _FILTERS: Final[Mapping[str, Any]] = {
     "json_line": lambda value: visible(msgspec.json.encode(value).decode()[:_LINE_CHARS_MAX]),
     "line": lambda text: visible(str(text)[:_TITLE_CHARS_MAX]),
     "span": span,
+    "status": status_tag,
     "count": _count,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -127,21 +128,24 @@ async def show_admission(call: Call[NoBody, ListedAdmission]) -> Reply:
     """Every tenant's slots and the gate's answers of the last minute, worst first."""
     overview, query = await call.services.overview.read(), call.query
     by_name = query.sort == "tenant"
-    keyed = [
-        ((each.tenant,) if by_name else pressure_order(each), each) for each in overview.tenants
-    ]
+    order: Callable[[TenantPressure], tuple[Any, ...]] = _by_name if by_name else pressure_order
+    tenants: Sequence[TenantPressure] = overview.tenants  # in the order of their pressure
     if by_name:
-        keyed.sort(key=lambda pair: pair[0])
+        tenants = sorted(tenants, key=order)
     if query.cursor is not None:
         # The key of the last row. A tenant whose pressure changes meanwhile may move over it.
         last = _key_in(query.cursor, tuple[str] if by_name else tuple[float, float, int, str])
-        keyed = [pair for pair in keyed if pair[0] > last]
-    page = keyed[: query.limit]
+        tenants = [each for each in tenants if order(each) > last]
+    page = tenants[: query.limit]
     cursor = None
-    if len(keyed) > query.limit:
-        cursor = msgspec.json.encode(page[-1][0]).decode()
-    rows = tuple(_admission(each) for _, each in page)
+    if len(tenants) > query.limit:
+        cursor = msgspec.json.encode(order(page[-1])).decode()
+    rows = tuple(map(_admission, page))
     return Reply(AdmissionList(rows, overview.replicas_missing, cursor))
+
+
+def _by_name(tenant: TenantPressure) -> tuple[str]:
+    return (tenant.tenant,)
 
 
 def _key_in(cursor: str, shape: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a tuple's type
