@@ -12,6 +12,7 @@ from stanchion.core.model import RunId, RunStatus
 from stanchion.core.run import decide_all
 from stanchion.ports.bus import Bell
 from stanchion.ports.records import Loaded
+from stanchion.services.waiters import LARGE_BYTES
 from tests.contract.builders import commit_of, planned
 from tests.contract.builders import loaded as loaded_of
 from tests.services.faulty_locks import Fault
@@ -285,8 +286,8 @@ async def test_what_many_waited_for_is_rendered_once(world: World) -> None:
         *own, foreign = await asyncio.gather(*watches)
         assert own == [RunStatus.SUCCEEDED] * 3
         assert foreign is None
-        # On the second replica the first caller was alone when it came, and read for itself.
-        assert len(rendered) == (1 if replica is one else 3)
+        # On the second replica the run has ended before: what the first caller read is final.
+        assert len(rendered) == (1 if replica is one else 2)
 
 
 @virtual
@@ -318,6 +319,51 @@ async def test_a_finished_run_is_read_and_rendered_once_a_second_for_many_caller
     await asyncio.sleep(1.1)
     assert await read(0) is RunStatus.SUCCEEDED
     assert len(loads) <= 3  # it is not kept for longer
+
+
+@pytest.mark.parametrize(("output", "loads_max"), [("y" * LARGE_BYTES, 2), ("y", 30)])
+@virtual
+async def test_a_large_finished_run_is_read_once_a_second_for_callers_in_a_row(
+    world: World, output: str, loads_max: int
+) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    await world.report(one, *await world.lease(one, "work"), output=output)
+    await asyncio.sleep(0.5)
+    loads: list[str] = []
+    one.on_call(lambda verb, is_done: loads.append(verb) if verb == "load" and is_done else None)
+
+    async def render(loaded: Loaded) -> RunStatus:
+        return loaded.run.status
+
+    for _ in range(30):
+        read = await one.waiters.rendered(run_id, render, within_s=0, of=ACME)
+        assert read is RunStatus.SUCCEEDED
+        await asyncio.sleep(0.04)
+    assert len(loads) <= loads_max
+
+
+@virtual
+async def test_callers_that_come_during_the_first_read_of_an_ended_run_do_not_read_again(
+    world: World,
+) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    await world.report(one, *await world.lease(one, "work"))
+    await asyncio.sleep(0.5)
+    loads: list[str] = []
+    one.on_call(lambda verb, is_done: loads.append(verb) if verb == "load" and is_done else None)
+
+    async def read(number: int) -> Loaded | None:
+        await asyncio.sleep(number * 0.000_01)
+        return await one.waiters.finished(run_id, within_s=0, of=ACME)
+
+    found = await asyncio.gather(*map(read, range(5)))
+    assert {each.run.status for each in found if each is not None} == {RunStatus.SUCCEEDED}
+    assert len(found) == 5
+    assert len(loads) == 1
 
 
 @virtual

@@ -241,12 +241,18 @@ async def encoded_run(view: RunView, *, is_small: bool = False) -> bytes:
     for step_id, step in view.steps.items():
         await slices.pause()
         if step.items_total is None:
-            steps[step_id] = slices.counted(_encode(step))
+            steps[step_id] = msgspec.Raw(slices.counted(_encode(step)))
         else:
-            output = await slices.encoded(step.output)
+            output = msgspec.Raw(await slices.encoded(step.output))
             steps[step_id] = msgspec.Raw(_encode(replace(step, output=output)))
-    output = await slices.encoded(view.output)
+    output = msgspec.Raw(await slices.encoded(view.output))
     return _encode(replace(view, steps=steps, output=output))
+
+
+_SLICES: Final = 64
+"""The number of pieces in which a list or an object is encoded; smaller ones member by member."""
+_DEPTH: Final = 3
+"""How deep members are encoded one by one: in a run's output a step, its items, their members."""
 
 
 class _Slices:
@@ -261,33 +267,35 @@ class _Slices:
             self._bytes = 0
             await asyncio.sleep(0)
 
-    def counted(self, encoded: bytes) -> msgspec.Raw:
+    def counted(self, encoded: bytes) -> bytes:
         self._bytes += len(encoded)
-        return msgspec.Raw(encoded)
+        return encoded
 
-    async def encoded(self, value: JsonValue) -> msgspec.Raw:
-        """Encode a value that may have many or large members."""
-        pieces: list[JsonValue]
-        match value:
-            case list() if len(value) > 1:
-                at_once = -(-len(value) // _SLICES)
-                pieces = [value[begin : begin + at_once] for begin in range(0, len(value), at_once)]
-                ends = b"[", b"]"
-            case dict() if len(value) > 1:
-                pieces, ends = [{name: each} for name, each in value.items()], (b"{", b"}")
-            case _:
-                return self.counted(_encode(value))
-        encoded: list[bytes] = []
-        for each in pieces:
-            await self.pause()
-            encoded.append(bytes(self.counted(_encode(each)))[1:-1])
-        return msgspec.Raw(ends[0] + b",".join(encoded) + ends[1])
+    async def encoded(self, value: JsonValue, depth: int = _DEPTH) -> bytes:
+        """Encode a value that may have many or large members, at this depth or in one of them."""
+        await self.pause()
+        pieces: list[bytes] = []
+        if not isinstance(value, list | dict) or depth == 0:
+            return self.counted(_encode(value))
+        if len(value) > _SLICES:
+            members = list(value) if isinstance(value, list) else list(value.items())
+            at_once = -(-len(members) // _SLICES)
+            for begin in range(0, len(members), at_once):
+                await self.pause()
+                some = members[begin : begin + at_once]
+                piece = _encode(some if isinstance(value, list) else dict(some))
+                pieces.append(self.counted(piece)[1:-1])
+        elif isinstance(value, list):
+            pieces = [await self.encoded(each, depth - 1) for each in value]
+        else:
+            for name, each in value.items():
+                pieces.append(_encode(name) + b":" + await self.encoded(each, depth - 1))
+        begin_with, end_with = (b"[", b"]") if isinstance(value, list) else (b"{", b"}")
+        return b"".join((begin_with, b",".join(pieces), end_with))
 
 
 _SMALL_BYTES: Final = 64 * 1024
 _SLICE_BYTES: Final = 256 * 1024
-_SLICES: Final = 64
-"""The number of pieces in which a list is encoded."""
 _encode: Final = msgspec.json.Encoder().encode
 
 

@@ -27,7 +27,11 @@ POLL_S: Final = 1.0
 FEED_READS_AT_ONCE: Final = 2
 """Concurrent reads of one tenant's feed: streams that catch up with a long feed take turns."""
 FINAL_MAX: Final = 4
-"""Finished runs that are kept for a second after several callers got them."""
+"""Finished runs that are kept for a second after several callers got them, or a large one."""
+LARGE_BYTES: Final = 256 * 1024
+"""Outputs of a large run: reading and rendering it again for each caller costs others time."""
+FIRST_S_MAX: Final = 0.1
+"""How long a shared read waits for one that began before it."""
 _WOKEN_AT_ONCE: Final = 16
 _Rendered = TypeVar("_Rendered")
 
@@ -86,10 +90,12 @@ class _Reading:
 class _Watched:
     """A run that callers wait for."""
 
-    __slots__ = ("bells", "ended", "newest", "waiting")
+    __slots__ = ("bells", "ended", "first", "newest", "waiting")
 
     def __init__(self) -> None:
         self.waiting: _Waiting = {}
+        self.first: asyncio.Future[None] | None = None
+        """The read of a caller that was alone, until it ends."""
         self.bells = 0
         """Bells received for the run's end: a reading made before the last one is out of date."""
         self.newest: _Reading | None = None
@@ -106,7 +112,7 @@ class RunWaiters:
         self._clock = context.clock
         self._watched: dict[RunId, _Watched] = {}
         self._final: dict[RunId, _Reading] = {}
-        """Finished runs that several callers got at once, for a second: they do not change."""
+        """Finished runs that callers got, for a second: they do not change."""
         self._reads = SingleFlight()
         self._tenants: dict[TenantId, _Waiting] = {}
         self._feed_turns = TenantLimiter(FEED_READS_AT_ONCE)
@@ -143,7 +149,8 @@ class RunWaiters:
             reading = await self._awaited(run_id, watched, woken, within_s, of)
             if reading is None or reading.loaded is None:
                 return None
-            if len(watched.waiting) == 1 and reading.rendering is None:
+            is_shared = len(watched.waiting) > 1 or _is_large(reading.loaded.run)
+            if not is_shared and reading.rendering is None:
                 return await render(reading.loaded)
             if reading.rendering is None:
                 reading.rendering = asyncio.ensure_future(render(reading.loaded))
@@ -207,9 +214,20 @@ class RunWaiters:
         """A reading that begins now or later."""
         if watched.ended is not None:
             return watched.ended
-        if len(watched.waiting) == 1:
+        if len(watched.waiting) > 1 or watched.first is not None:
+            return await self._reads.read(run_id, lambda: self._load_after_first(run_id, watched))
+        first = watched.first = asyncio.get_running_loop().create_future()
+        try:
             return await self._load(run_id, watched)
-        return await self._reads.read(run_id, lambda: self._load(run_id, watched))
+        finally:
+            watched.first = None
+            first.set_result(None)
+
+    async def _load_after_first(self, run_id: RunId, watched: _Watched) -> _Reading:
+        """A shared read, unless one before it finds that the run has ended: then that is final."""
+        if watched.first is not None:
+            await asyncio.wait({watched.first}, timeout=FIRST_S_MAX)
+        return watched.ended or await self._load(run_id, watched)
 
     async def _load(self, run_id: RunId, watched: _Watched) -> _Reading:
         began, bells = self._clock.moment(), watched.bells
@@ -249,7 +267,7 @@ class RunWaiters:
                 self._keep(run_id, watched.ended)
 
     def _keep(self, run_id: RunId, ended: _Reading | None) -> None:
-        """Keep what several callers of a finished run got: more of them may be on their way."""
+        """Keep what callers of a finished run got: more of them may be on their way."""
         if ended is None or ended.rendering is None or run_id in self._final:
             return
         if len(self._final) < FINAL_MAX:
@@ -289,6 +307,11 @@ class RunWaiters:
         """Stop listening to bells."""
         for stop in self._stops:
             stop()
+
+
+def _is_large(run: Run) -> bool:
+    """Whether a run has outputs that are large: then its callers share what is rendered."""
+    return sum(step.output_bytes for step in run.steps.values()) >= LARGE_BYTES
 
 
 def _set(events: _Waiting | None) -> None:

@@ -288,6 +288,9 @@ async def _ask(
     return await client.ask(make(Instant(not_after)), deadline=deadline)
 
 
+_KEY: Final = re.compile(r"\bkey\.(\w+)")
+
+
 class Script:
     """One script with its key names and SHA-1."""
 
@@ -310,11 +313,12 @@ class Script:
         key_names = tuple(word for word in words if not word.endswith("*"))
         parts = [_text(package, f"part_{part}") for part in _words(text, "USES")]
         source = "\n".join([*parts, text])
-        # Key names are replaced by indexes: a table of names would be built in every call.
-        for place, key in enumerate(key_names, start=1):
-            source = re.sub(rf"\bkey\.{key}\b", f"KEYS[{place}]", source)
-        undeclared = re.search(r"\bkey\.\w+", source)
-        assert undeclared is None, f"{name}.lua does not declare {undeclared}"
+        # Key names are replaced by indexes: a table of names would be built in every call. In one
+        # pass, because a script is read when it is first used, on the event loop.
+        places = {key: f"KEYS[{place}]" for place, key in enumerate(key_names, start=1)}
+        undeclared = {*_KEY.findall(source)} - places.keys()
+        assert not undeclared, f"{name}.lua does not declare {undeclared}"
+        source = _KEY.sub(lambda found: places[found[1]], source)
         return cls(name, source, key_names, takes_more=takes_more)
 
     def call(self, keys: Iterable[str], arguments: Iterable[str | bytes | int]) -> bytes:

@@ -79,6 +79,8 @@ def start(draft: Draft, step: PlannedStep, inside: Inside) -> None:
         values = _values(draft, step)
         budget = _budget(len(values))
         kept = _kept(draft, step, len(values))
+        # Before the inputs are rendered: a decision that is too long for the event loop ends here.
+        draft.count_work(len(values) * _ITEM_WORK)
         works = {
             index: _work(draft, step, values, index, budget)
             for index in range(len(values))
@@ -98,7 +100,6 @@ def start(draft: Draft, step: PlannedStep, inside: Inside) -> None:
         reused=bits_of(kept),
     )
     draft.begin(step, Step(status=StepStatus.RUNNING, attempt=1, wait=OnItems(), items=counts))
-    draft.count_work(len(values) * _ITEM_WORK)
     again = f": {len(kept)} reused, {len(works)} to run" if kept else ""
     draft.note("items_started", step.id, detail=f"{len(values)} items{again}")
     for order, (index, work) in enumerate(works.items()):

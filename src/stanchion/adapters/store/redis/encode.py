@@ -81,7 +81,7 @@ stands for an absent value, because a Lua list cannot contain nil.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, TypeAlias, TypeVar, assert_never
 
@@ -150,11 +150,17 @@ DEFAULT_CAP: Final = _DEFAULTS.max_concurrent_runs or ""
 
 
 def encode_admissions(
-    admissions: Sequence[Admission], *, not_after: Instant, key_ttl_ms: int, audit_ttl_ms: int
+    admissions: Sequence[Admission],
+    items: Mapping[RunId, list[str]],
+    *,
+    not_after: Instant,
+    key_ttl_ms: int,
+    audit_ttl_ms: int,
 ) -> list[bytes]:
     """The arguments of ``admit.lua`` for admissions of one tenant, at least one.
 
-    What a batch has in common is encoded once: its rows share the same objects.
+    What a batch has in common is encoded once: its rows share the same objects. ``items``: those
+    that were encoded before, by ``encode_items``.
     """
     first = admissions[0]
     common: _Ask = {
@@ -172,7 +178,7 @@ def encode_admissions(
     timers: dict[int, tuple[object, ...]] = {}
     words = [_pack(common)]
     for each in admissions:
-        ask = _admission(each, timers)
+        ask = _admission(each, timers, items.get(each.run.id))
         if each.transition.timeline is not first.transition.timeline:
             ask["timeline"] = [to_json(entry) for entry in each.transition.timeline]
         if each.definitions is not first.definitions:
@@ -185,7 +191,9 @@ def encode_admissions(
     return words
 
 
-def _admission(admission: Admission, timers: dict[int, tuple[object, ...]]) -> _Ask:
+def _admission(
+    admission: Admission, timers: dict[int, tuple[object, ...]], items: list[str] | None
+) -> _Ask:
     """What is of one run alone. ``timers``: the effects that others have as well, by identity."""
     run, queue = admission.run, admission.queue
     place = created_place(run.created_at, run.id)
@@ -215,7 +223,8 @@ def _admission(admission: Admission, timers: dict[int, tuple[object, ...]]) -> _
     # The run of the admission is stored: its first transition holds only the changes.
     ask["fields"] = [*constant, *_changing(run), *_steps(run.steps)]
     if run.items:
-        ask["items"] = _items(run.items)  # the transition has the same items
+        # The transition has the same items.
+        ask["items"] = encode_items(run.items.items()) if items is None else items
     if admission.before is not None:
         ask["waiting"] = _waiting(admission.before, len(constant))
     if run.finished_at is not None:
@@ -260,7 +269,7 @@ def _waiting(before: Run, constant: int) -> tuple[object, ...]:
     if not before.steps:
         return constant, _QUEUED, (), timeline, _QUEUE_TIMER
     fields = (*_QUEUED, *_steps(before.steps))  # of a rerun
-    return constant, fields, _items(before.items), timeline, _QUEUE_TIMER
+    return constant, fields, encode_items(before.items.items()), timeline, _QUEUE_TIMER
 
 
 def _mark(tenant: TenantId, tick: TickMark) -> list[str]:
@@ -274,7 +283,7 @@ def encode_commit(commit: Commit, tenant: TenantId, *, key_ttl_ms: int) -> bytes
     ask = _ask(commit.run_id, tenant, transition, key_ttl_ms)
     ask["fields"] = [*_changing(transition), *_steps(transition.steps)]
     ask["dropped"] = _dropped(transition)
-    ask["items"] = _items(transition.items)
+    ask["items"] = encode_items(transition.items.items())
     ask["is_finished"] = transition.status.is_finished
     ask["finished_at"] = _or_false(transition.finished_at)
     ask["read_version"] = commit.read.version
@@ -447,8 +456,9 @@ def _steps(steps: Mapping[StepId, Step]) -> list[str]:
     return [word for step_id in steps for word in (f"s:{step_id}", to_json(steps[step_id]))]
 
 
-def _items(items: Mapping[ItemKey, Item]) -> list[str]:
-    return [word for key in items for word in (item_field(*key), to_json(items[key]))]
+def encode_items(items: Iterable[tuple[ItemKey, Item]]) -> list[str]:
+    """Items as fields of a hash, each a name and a value."""
+    return [word for key, item in items for word in (item_field(*key), to_json(item))]
 
 
 def _effect(effect: Effect) -> tuple[object, ...]:
