@@ -755,6 +755,29 @@ async def test_a_run_encoded_in_slices_is_the_run(output: JsonValue) -> None:
 
 
 @pytest.mark.parametrize(
+    "output",
+    [{"each": ["y" * 250_000] * 14}, {"a": {"b": ["y" * 250_000] * 14}}, [["y" * 250_000] * 14]],
+)
+async def test_a_large_value_inside_of_others_is_encoded_in_pieces(output: JsonValue) -> None:
+    run = Run(
+        id=RunId("r"),
+        tenant=TenantId("t"),
+        workflow_id=WorkflowId("w"),
+        workflow_version=1,
+        input={},
+        created_at=Instant(1_700_000_000_000),
+        output=output,
+    )
+    view = run_view(run, None)
+    encoding, turns = asyncio.create_task(encoded_run(view)), 0
+    while not encoding.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 6  # 3.5 MB, in pieces of up to 500 KB
+    assert await encoding == msgspec.json.encode(view)
+
+
+@pytest.mark.parametrize(
     ("output", "output_bytes", "template", "is_small"),
     [
         ("small", 7, None, True),

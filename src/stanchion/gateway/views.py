@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
+from itertools import islice
 from types import MappingProxyType, NoneType
 from typing import Final, TypeVar, assert_never, cast, get_args
 
@@ -278,13 +279,9 @@ class _Slices:
         if not isinstance(value, list | dict) or depth == 0:
             return self.counted(_encode(value))
         if len(value) > _SLICES:
-            members = list(value) if isinstance(value, list) else list(value.items())
-            at_once = -(-len(members) // _SLICES)
-            for begin in range(0, len(members), at_once):
+            for some in _parts(value):
                 await self.pause()
-                some = members[begin : begin + at_once]
-                piece = _encode(some if isinstance(value, list) else dict(some))
-                pieces.append(self.counted(piece)[1:-1])
+                pieces.append(self.counted(_encode(some))[1:-1])
         elif isinstance(value, list):
             pieces = [await self.encoded(each, depth - 1) for each in value]
         else:
@@ -292,6 +289,18 @@ class _Slices:
                 pieces.append(_encode(name) + b":" + await self.encoded(each, depth - 1))
         begin_with, end_with = (b"[", b"]") if isinstance(value, list) else (b"{", b"}")
         return b"".join((begin_with, b",".join(pieces), end_with))
+
+
+def _parts(value: list[JsonValue] | dict[str, JsonValue]) -> Iterator[JsonValue]:
+    """A list or an object in parts of the same kind."""
+    at_once = -(-len(value) // _SLICES)
+    if isinstance(value, list):
+        for begin in range(0, len(value), at_once):
+            yield value[begin : begin + at_once]
+    else:
+        members = iter(value.items())
+        while some := dict(islice(members, at_once)):
+            yield some
 
 
 _SMALL_BYTES: Final = 64 * 1024
