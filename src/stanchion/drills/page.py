@@ -198,10 +198,12 @@ _STYLE: Final = (
     "thead th{color:var(--quiet);font-weight:500}.facts th{width:16em;font-weight:500}"
     "td{overflow-wrap:anywhere}.promises td:nth-child(-n+2){white-space:nowrap}"
     ".holds{color:var(--good);font-weight:600}.broken{color:var(--bad);font-weight:700}"
+    ".holds,.broken{white-space:nowrap}"
     "pre{background:var(--soft);padding:12px;overflow:auto;font-size:13px}"
     "figure{margin:20px 0;overflow-x:auto}figure svg{max-width:100%;height:auto}"
     "@media screen and (max-width:640px){.promises thead{display:none}"
     ".promises,.promises tbody,.promises tr,.promises td{display:block;border:0}"
     ".promises tr{border-bottom:1px solid var(--line);padding:8px 0}.facts th{width:8em}}"
-    "@media print{main{max-width:none;padding:0}figure,tr{break-inside:avoid}}"
+    "@media print{main{max-width:none;padding:0}figure,tr{break-inside:avoid}"
+    "h2,h3{break-after:avoid}}@page{margin:15mm}"
 )
