@@ -10,7 +10,19 @@ from msgspec.structs import replace
 
 from stanchion.core.audit import AuditEntry
 from stanchion.core.events import CancelRequested
-from stanchion.core.model import Instant, Risk, RunId, StepId, Topic
+from stanchion.core.model import (
+    Instant,
+    ItemCounts,
+    OnItems,
+    Risk,
+    Run,
+    RunId,
+    RunStatus,
+    Step,
+    StepId,
+    StepStatus,
+    Topic,
+)
 from stanchion.core.workflow import ForEachSpec, Workflow
 from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.locks import Granted
@@ -339,3 +351,42 @@ def test_the_memory_of_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advance, "RUN_KEPT_BYTES_MAX", 500)
     cache.put(runs[15], ONE_JOB)
     assert cache.get(runs[15].id) is None
+
+
+def test_a_large_run_is_kept_while_many_of_its_items_are_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, now = RunCache(), Instant(1_700_000_000_000)
+    small = admission(now, run_input={"say": "x"}).run
+    cache.put(small, ONE_JOB)
+
+    def wide(unfinished: int) -> Run:
+        run = admission(now, run_input={"items": list(range(10_000))}).run
+        counts = ItemCounts(total=10_000, succeeded=10_000 - unfinished)
+        step = Step(status=StepStatus.RUNNING, attempt=1, wait=OnItems(), items=counts)
+        return replace(run, status=RunStatus.RUNNING, steps={StepId("each"): step})
+
+    few, *many = wide(99), *(wide(100) for _ in range(3))
+    cache.put(few, ONE_JOB)
+    assert cache.get(few.id) is None
+    # A list of 10,000 numbers takes some 500 kB.
+    monkeypatch.setattr(advance, "WIDE_RUNS_KEPT_BYTES_MAX", 1_200_000)
+    for run in many:
+        cache.put(run, ONE_JOB)
+    assert [cache.get(run.id) is not None for run in many] == [False, True, True]
+    assert cache.get(small.id) is not None, "the large ones displace no small one"
+    cache.put(replace(many[1], steps=few.steps), ONE_JOB)
+    assert cache.get(many[1].id) is None
+    monkeypatch.setattr(advance, "WIDE_RUN_KEPT_BYTES_MAX", 100_000)
+    cache.put(many[2], ONE_JOB)
+    assert cache.get(many[2].id) is None
+
+
+@virtual
+async def test_the_items_of_a_large_input_are_settled_without_reading_the_run(world: World) -> None:
+    one = world.add(locks_are_local=True)
+    await _leased(world, one, ITEMS, items=2_000)
+    jobs = await world.lease(one, "work", max_jobs=20)
+    one.store.calls.clear()
+    await world.report(one, *jobs)
+    assert _steps(one) == {"settle": 1, "items_at": 1}

@@ -51,6 +51,10 @@ class Risk(StrEnum):
 _RISK_RANK = {risk: rank for rank, risk in enumerate(Risk)}
 
 
+# The properties of a status are computed once: looking a member of an enum up in a set calls its
+# ``__hash__`` in Python, and a decision asks several times for each event.
+
+
 class RunStatus(StrEnum):
     """The status of a run. The last four are final: a finished run never changes again."""
 
@@ -64,12 +68,12 @@ class RunStatus(StrEnum):
     CANCELLED = "cancelled"
     TIMED_OUT = "timed_out"
 
-    @property
+    @functools.cached_property
     def is_finished(self) -> bool:
         """Whether the run has ended."""
         return self in _RUN_FINISHED
 
-    @property
+    @functools.cached_property
     def uses_slot(self) -> bool:
         """Whether the run is unfinished and not queued: exactly then it may hold a slot."""
         return self not in _RUN_WITHOUT_SLOT
@@ -95,22 +99,22 @@ class StepStatus(StrEnum):
     TIMED_OUT = "timed_out"
     SKIPPED = "skipped"
 
-    @property
+    @functools.cached_property
     def is_active(self) -> bool:
         """Whether the step has started and not ended."""
         return self in _STEP_ACTIVE
 
-    @property
+    @functools.cached_property
     def is_finished(self) -> bool:
         """Whether the step has ended, with any result."""
         return self in _STEP_FINISHED
 
-    @property
+    @functools.cached_property
     def is_failure(self) -> bool:
         """Whether the step failed or timed out."""
         return self in _STEP_FAILURES
 
-    @property
+    @functools.cached_property
     def satisfies_needs(self) -> bool:
         """Whether the step succeeded or was skipped, so that steps that need it may start."""
         return self in _STEP_SATISFIES

@@ -419,8 +419,12 @@ def is_suspect(body: bytes) -> bool:
 
 def fault_in(value: JsonValue, path: str) -> Fault | None:
     """The fault of a value without a schema: nested too deep, or an integer beyond 64 bits."""
+    return fault_among((value,), path)
+
+
+def fault_among(members: Sequence[JsonValue], path: str) -> Fault | None:
+    """The fault of the first such value that has one."""
     # Level by level and without a loop over single values, for speed: there may be 100,000.
-    members: Sequence[JsonValue] = (value,)
     for depth in range(JSON_DEPTH_MAX + 1):
         kinds = set(map(type, members))
         if int in kinds:
@@ -605,12 +609,14 @@ def check_value(
     *,
     bytes_max: int,
     part: bytes | None = None,
+    is_walked: bool = False,
 ) -> None:
     """Raise ``RequestRefused`` for a value too large, too deep, or with an integer over 64 bits.
 
-    ``part`` is the part of the body that has the value, if it is a small one.
+    ``part`` is the part of the body that has the value, if it is a small one. ``is_walked``: it is
+    known not to be too deep and to have no such integer.
     """
-    body_bytes, suspect = call.body_bytes, call.is_suspect
+    body_bytes, suspect = call.body_bytes, call.is_suspect and not is_walked
     if part is not None:
         body_bytes, suspect = len(part), suspect and is_suspect(part)
     # The size first: a value within it is walked in a few milliseconds.

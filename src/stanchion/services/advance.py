@@ -92,6 +92,11 @@ RUNS_KEPT: Final = 4_096
 RUN_KEPT_BYTES_MAX: Final = 64 * 1024
 """Larger runs are not kept in memory, but read again for every change."""
 RUNS_KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
+WIDE_RUN_KEPT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""A run is wide while a for-each of it has many items to go. It has as many changes to come, and
+its list may be in its input: to read it for each of them would cost more than the changes."""
+WIDE_RUNS_KEPT_BYTES_MAX: Final = 16 * 1024 * 1024
+WIDE_ITEMS_MIN: Final = 100
 LEASE_KEPT_MS: Final = 30_000
 """How long a lease is kept after its last use."""
 
@@ -190,43 +195,73 @@ class RunCache:
     """The last committed values of runs that this process has changed, least recent first.
 
     None of them has ended. They may be out of date: a decision on one of them counts only if the
-    store compares its stamp. A bell for the end of a run removes it.
+    store compares its stamp. A bell for the end of a run removes it. Large ones, which are kept
+    only while they are wide, have a limit of their own, so that they displace no others.
     """
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[RunId, _Known] = OrderedDict()
-        self._size_bytes = 0
+        self._runs = _LeastRecent()
+        self._wide = _LeastRecent()
 
     def get(self, run_id: RunId) -> _Known | None:
-        return self._runs.get(run_id)
+        return self._runs.by_id.get(run_id) or self._wide.by_id.get(run_id)
 
     def put(self, run: Run, plan: Plan) -> None:
         """Replace the value of a run. One that has ended or is too large is forgotten."""
-        before = self._runs.pop(run.id, None)
-        if before is not None:
-            self._size_bytes -= before.size_bytes
+        before = self.forget(run.id)
         if run.status.is_finished:
             return
         size_bytes = _size_of(run, before)
-        if size_bytes > RUN_KEPT_BYTES_MAX:
+        if size_bytes > WIDE_RUN_KEPT_BYTES_MAX:
+            return
+        is_large = size_bytes > RUN_KEPT_BYTES_MAX
+        if is_large and not _is_wide(run):
             return
         kept = replace(run, items={}) if run.items else run
-        known = self._runs[run.id] = _Known(kept, plan, size_bytes)
+        known = _Known(kept, plan, size_bytes)
         if before is not None:
             known.fence, known.kept_until = before.fence, before.kept_until
-        self._size_bytes += size_bytes
-        while len(self._runs) > RUNS_KEPT or self._size_bytes > RUNS_KEPT_BYTES_MAX:
-            _, oldest = self._runs.popitem(last=False)
+        if is_large:
+            self._wide.add(known, size_bytes_max=WIDE_RUNS_KEPT_BYTES_MAX)
+        else:
+            self._runs.add(known, size_bytes_max=RUNS_KEPT_BYTES_MAX)
+
+    def forget(self, run_id: RunId) -> _Known | None:
+        """Remove a run; returns what was known of it."""
+        return self._runs.remove(run_id) or self._wide.remove(run_id)
+
+
+class _LeastRecent:
+    """Known runs with a limit on their number and size, least recently changed first."""
+
+    def __init__(self) -> None:
+        self.by_id: OrderedDict[RunId, _Known] = OrderedDict()
+        self._size_bytes = 0
+
+    def add(self, known: _Known, *, size_bytes_max: int) -> None:
+        self.by_id[known.run.id] = known
+        self._size_bytes += known.size_bytes
+        while len(self.by_id) > RUNS_KEPT or self._size_bytes > size_bytes_max:
+            _, oldest = self.by_id.popitem(last=False)
             self._size_bytes -= oldest.size_bytes
 
-    def forget(self, run_id: RunId) -> None:
-        known = self._runs.pop(run_id, None)
+    def remove(self, run_id: RunId) -> _Known | None:
+        known = self.by_id.pop(run_id, None)
         if known is not None:
             self._size_bytes -= known.size_bytes
+        return known
+
+
+def _is_wide(run: Run) -> bool:
+    """Whether a for-each of the run has many items to go."""
+    counts = (step.items for step in run.steps.values() if step.status.is_active)
+    return any(each is not None and each.unfinished >= WIDE_ITEMS_MIN for each in counts)
 
 
 _NODE_BYTES: Final = 64
 """What a value in memory takes beside its text, roughly."""
+_BYTES_PER_CHAR: Final = 10
+"""What a large value in memory takes for each character of its JSON, roughly."""
 
 
 def _size_of(run: Run, before: _Known | None) -> int:
@@ -236,7 +271,11 @@ def _size_of(run: Run, before: _Known | None) -> int:
         known = before.run.steps.values()
         own = before.size_bytes - sum(step.output_bytes + 4 * _NODE_BYTES for step in known)
         return own + outputs
-    return _size_of_value(run.input, RUN_KEPT_BYTES_MAX) + outputs
+    own = _size_of_value(run.input, RUN_KEPT_BYTES_MAX)
+    if own > RUN_KEPT_BYTES_MAX and _is_wide(run):
+        # Not counted value by value: that would hold the event loop for several milliseconds.
+        own = max(own, _BYTES_PER_CHAR * len(msgspec.json.encode(run.input)))
+    return own + outputs
 
 
 def _size_of_value(value: JsonValue, at_most: int) -> int:

@@ -60,7 +60,7 @@ __all__ = [
     "end_job",
     "enter_ready",
     "expire_jobs",
-    "held_job",
+    "held_jobs",
     "job",
     "lease_jobs",
     "leave_ready",
@@ -158,14 +158,19 @@ def _accept(db: Database, result: Result, due: Instant, tenant: TenantId | None)
     return Accepted(result.job_id, run_id)
 
 
-def held_job(db: Database, result: Result, run: int) -> int | None:
-    """The number of the job, if the result is from its holder and it is one of this run."""
-    found = db.peek(SQL["find_job"], job_id=result.job_id, tenant=None)
-    if found is None:
-        return None
-    job, its_run, _, ended_at, _, _, state, fence = found
-    is_held = state == JobState.LEASED and fence == result.fence and ended_at is None
-    return job if is_held and its_run == run else None
+def held_jobs(db: Database, results: Collection[Result], run: int) -> dict[JobId, int]:
+    """The numbers of the jobs of this run whose results are from their holders, by id."""
+    ids = encode_text([result.job_id for result in results])
+    found = {row[0]: row[1:] for row in db.peek_every(SQL["find_jobs"], job_ids=ids)}
+    held: dict[JobId, int] = {}
+    for result in results:
+        job, its_run, state, fence = found.get(result.job_id, _NO_JOB)
+        if state == JobState.LEASED and fence == result.fence and its_run == run:
+            held[result.job_id] = job
+    return held
+
+
+_NO_JOB: Final = (0, 0, "", 0)
 
 
 def end_job(

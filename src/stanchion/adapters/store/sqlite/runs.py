@@ -39,7 +39,7 @@ from stanchion.adapters.store.sqlite.codec import (
     pending_run,
     slot_freed,
 )
-from stanchion.adapters.store.sqlite.jobs import end_job, held_job, leave_ready
+from stanchion.adapters.store.sqlite.jobs import end_job, held_jobs, leave_ready
 from stanchion.adapters.store.sqlite.queue import leave_queue, promote, queue_position
 from stanchion.core.commit import (
     Apply,
@@ -65,6 +65,7 @@ from stanchion.core.model import (
     RunId,
     RunStatus,
     Stamp,
+    Step,
     StepId,
     TenantId,
     Topic,
@@ -172,18 +173,17 @@ def settle(db: Database, results: Sequence[Result], commit: Commit) -> SettleAns
     if found is None:
         return SettleMissed(SettleMiss.GONE)
     *row, has_entries = found
-    run = row[0]
-    held = [held_job(db, each, run) for each in jobs.values()]
+    run, ended_at = row[0], row[5]
+    held = {} if ended_at is not None else held_jobs(db, jobs.values(), run)
     verdict = judge_settle(
         _judged(row, commit),
         inbox_is_empty=not has_entries,
-        jobs_are_held=len(jobs) == len(results) and None not in held,
+        jobs_are_held=len(held) == len(results),
     )
     if not isinstance(verdict, Apply):
         return verdict
-    for job, each in zip(held, jobs.values(), strict=True):
-        assert job is not None
-        end_job(db, each, job, run)
+    for each in results:
+        end_job(db, each, held[each.job_id], run)
     return _write(db, row, commit, verdict)
 
 
@@ -223,7 +223,7 @@ def _write(db: Database, row: Sequence[Any], commit: Commit, verdict: Apply) -> 
     db.pending.touch(pending_run(commit.run_id))
     if ends and holds_slot:
         db.pending.touch(slot_freed(tenant))
-    put_items(db, run, transition.items)
+    put_items(db, run, transition.items, transition.steps)
     carry_out(db, run, transition.effects)
     if ends and has_budgets:
         settle_budgets(db, tenant, run)
@@ -242,23 +242,37 @@ def active_runs(db: Database, tenant: TenantId) -> int:
     return 0 if found is None else int(found[0])
 
 
-def put_items(db: Database, run: int, items: Mapping[ItemKey, Item]) -> None:
-    """Write the items that changed.
+def put_items(
+    db: Database, run: int, items: Mapping[ItemKey, Item], steps: Mapping[StepId, Step]
+) -> None:
+    """Write the items that changed; ``steps`` has the states of their steps.
 
-    Many that follow each other, as at the start of a step, are written in blocks: ten thousand
-    rows would take 20 ms, for which all other writes wait. A later change of one is a row.
+    All items of a step, as at its start, are written in blocks: ten thousand rows would take 20 ms,
+    for which all other writes wait. A later change of one is a row.
     """
-    blocks: dict[tuple[StepId, int], dict[int, Item]] = {}
+    by_step: dict[StepId, dict[int, Item]] = {}
     for (step_id, index), item in items.items():
-        block = step_id, index // _BLOCK_ITEMS
-        if block in blocks:
-            blocks[block][index] = item
-        else:
-            blocks[block] = {index: item}
-    for (step_id, number), theirs in blocks.items():
+        by_step.setdefault(step_id, {})[index] = item
+    for step_id, theirs in by_step.items():
+        counts = steps[step_id].items if step_id in steps else None
+        is_start = counts is None or len(theirs) >= len(counts.to_run)
+        rows = _put_blocks(db, run, step_id, theirs) if is_start else theirs
+        for index, item in rows.items():
+            db.later(SQL["put_item"], run=run, step_id=step_id, item=index, state=encode(item))
+
+
+def _put_blocks(
+    db: Database, run: int, step_id: StepId, items: Mapping[int, Item]
+) -> dict[int, Item]:
+    """Write items in blocks; returns those that must be rows."""
+    blocks: dict[int, dict[int, Item]] = {}
+    for index, item in items.items():
+        blocks.setdefault(index // _BLOCK_ITEMS, {})[index] = item
+    rows: dict[int, Item] = {}
+    for number, theirs in blocks.items():
         if not _put_block(db, run, step_id, number, theirs):
-            for index, item in theirs.items():
-                db.later(SQL["put_item"], run=run, step_id=step_id, item=index, state=encode(item))
+            rows |= theirs
+    return rows
 
 
 _BLOCK_ITEMS: Final = 256

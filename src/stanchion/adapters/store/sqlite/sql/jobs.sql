@@ -21,6 +21,12 @@ FROM jobs JOIN runs ON runs.run = jobs.run
 WHERE (jobs.tail, jobs.head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
     AND (:tenant IS NULL OR jobs.tenant = :tenant)
 
+-- name: find_jobs
+-- Answers (id, job, run, state, fence) of the jobs in :job_ids, a JSON array.
+SELECT jobs.id, jobs.job, jobs.run, jobs.state, jobs.fence
+FROM json_each(:job_ids)
+CROSS JOIN jobs ON (jobs.tail, jobs.head) = (substr(value, 3), substr(value, 1, 2))
+
 -- name: accept_result
 -- Accepts a result, see together.sql.
 INSERT INTO results (job, worker_id, run, ticket, entry_id, event, due)
