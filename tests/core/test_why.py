@@ -142,7 +142,14 @@ CASES: dict[str, tuple[RunFacts, Surroundings, WhyCode, str, str]] = {
         Surroundings(),
         WhyCode.APPROVAL_PENDING,
         "step 'publish.render' waits for a decision: Is it good?",
-        "stanchion approval approve r1 publish.render",
+        "stanchion approval approve r1 publish.render, or",
+    ),
+    "approval with data": (
+        RunFacts(at=NOW, run=run(OnDecision("Is it good?", LATER))),
+        Surroundings(needs_data=frozenset({STEP})),
+        WhyCode.APPROVAL_PENDING,
+        "step 'publish.render' waits for a decision: Is it good?",
+        "stanchion approval approve r1 publish.render --data @data.json, or",
     ),
     "delay": (
         RunFacts(at=NOW, run=run(OnDelay(LATER))),
@@ -266,10 +273,12 @@ CASES: dict[str, tuple[RunFacts, Surroundings, WhyCode, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("demand", [SILENT, NEVER])
-def test_no_worker_is_since_one_last_asked_not_since_the_job(demand: TopicDemand) -> None:
+@pytest.mark.parametrize(("demand", "since"), [(SILENT, SILENT.asked_at), (NEVER, BEGAN)])
+def test_no_worker_is_since_one_last_asked_or_if_none_has_since_the_job(
+    demand: TopicDemand, since: Instant
+) -> None:
     first, *_ = why(READY, Surroundings(topics={TOPIC: demand}))
-    assert (first.code, first.since) == (WhyCode.NO_WORKER, demand.asked_at)
+    assert (first.code, first.since) == (WhyCode.NO_WORKER, since)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,8 @@ def _finished(scene: Scene) -> str:
 
 
 def _approval(scene: Scene) -> str:
-    ask = {"message": "Publish the report?", "timeout_s": 86_400}
+    schema = {"type": "object", "required": ["channel"], "properties": {"channel": {}}}
+    ask = {"message": "Publish the report?", "timeout_s": 86_400, "data_schema": schema}
     return _started(scene, "report", {"review": {"approval": ask}})
 
 

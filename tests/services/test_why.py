@@ -286,3 +286,15 @@ async def test_explanations_of_large_runs_are_charged_to_their_tenant(world: Wor
     with pytest.raises(TenantOverloaded):
         await explained(one, run_id)
     assert one.services.work.wait_ms(GLOBEX) == 0
+
+
+@virtual
+async def test_an_approval_that_needs_data_is_told_with_the_option(world: World) -> None:
+    one = world.add()
+    needs = {"type": "object", "required": ["channel"]}
+    approvals = {"free": {"type": ["object", "null"]}, "needs": needs}
+    asked = {name: ApprovalSpec(data_schema=schema) for name, schema in approvals.items()}
+    await world.define(workflow("asks", plain=ApprovalSpec(), **asked))
+    run_id = await world.start(one, "asks")
+    found = {each.step_id: each.remedy for each in (await explained(one, run_id)).findings}
+    assert {step_id for step_id, remedy in found.items() if "--data" in remedy} == {"needs"}

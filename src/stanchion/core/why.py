@@ -201,6 +201,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     outages: tuple[Outage, ...] = ()
     topics: Mapping[Topic, TopicDemand] = {}
     limits: Mapping[Topic, ReachedLimit] = {}
+    needs_data: frozenset[StepId] = frozenset()
+    """Approvals whose ``data_schema`` refuses an approval without data."""
 
 
 # ── Findings ─────────────────────────────────────────────────────────────────────────────────────
@@ -365,7 +367,8 @@ def _waits(facts: RunFacts, around: Surroundings) -> Iterator[Finding]:
             continue
         match step.wait:
             case OnDecision():
-                yield _approval(facts.run.id, step_id, step, step.wait)
+                needs_data = step_id in around.needs_data
+                yield _approval(facts.run.id, step_id, step, step.wait, needs_data=needs_data)
             case OnDelay():
                 yield _delay(facts.run.id, step_id, step, step.wait.due)
             case OnRetry():
@@ -417,8 +420,14 @@ def _dead_letters(facts: RunFacts) -> Iterator[Finding]:
         )
 
 
-def _approval(run_id: RunId, step_id: StepId, step: Step, wait: OnDecision) -> Finding:
+def _approval(
+    run_id: RunId, step_id: StepId, step: Step, wait: OnDecision, *, needs_data: bool
+) -> Finding:
     asked = "" if wait.message is None else f": {wait.message}"
+    data, schema = "", ""
+    if needs_data:
+        data = " --data @data.json"
+        schema = "; what the data must be, its data_schema: stanchion approval list -o json"
     return Finding(
         code=WhyCode.APPROVAL_PENDING,
         detail=f"step '{step_id}' waits for a decision{asked}",
@@ -427,8 +436,8 @@ def _approval(run_id: RunId, step_id: StepId, step: Step, wait: OnDecision) -> F
         until=wait.due,
         blocked_by=Blocker(kind="approval", id=step_id),
         remedy=(
-            f"stanchion approval approve {run_id} {step_id},"
-            f" or stanchion approval reject {run_id} {step_id}"
+            f"stanchion approval approve {run_id} {step_id}{data},"
+            f" or stanchion approval reject {run_id} {step_id}{schema}"
         ),
     )
 
@@ -544,7 +553,7 @@ def _job(
                 base,
                 detail=f"no worker has asked for topic '{job.topic}' for"
                 f" {NO_WORKER_MS // 1000} s: the job of {place} is ready",
-                since=demand.asked_at,
+                since=step.started_at if demand.asked_at is None else demand.asked_at,
                 blocked_by=changed(blocker, ahead=job.ahead),
                 remedy=f"start a worker with a handler for '{job.topic}':"
                 " stanchion worker MODULE:APP; those that run: stanchion worker list",

@@ -20,6 +20,7 @@ from stanchion.core.lease import LeaseOverride, OnLockError
 from stanchion.core.model import (
     Instant,
     JobId,
+    OnDecision,
     Run,
     RunId,
     RunStatus,
@@ -31,6 +32,7 @@ from stanchion.core.model import (
     shard_of_run,
     shard_of_tenant,
 )
+from stanchion.core.steps import approval
 from stanchion.core.why import (
     NO_WORKER_MS,
     ClosedClass,
@@ -256,7 +258,22 @@ class RunExplainer:
             outages=tuple(outages),
             topics={} if view is None else demand_for(ready, facts.run.tenant, view),
             limits=limits,
+            needs_data=await self._needs_data(facts.run),
         )
+
+    async def _needs_data(self, run: Run) -> frozenset[StepId]:
+        """The approvals that the run waits for and that cannot be given without data."""
+        waiting = [each for each, step in run.steps.items() if isinstance(step.wait, OnDecision)]
+        if not waiting:
+            return frozenset()
+        try:
+            steps = (await self._plans.of_run(run)).steps
+        except (DefinitionMissing, BackendError):
+            return frozenset()
+        with self._work.measured(run.tenant):
+            return frozenset(
+                each for each in waiting if approval.data_faults(steps[each], None, approve=True)
+            )
 
     async def _lock(self, facts: RunFacts) -> RunLock | Outage | None:
         """The lease of the run, if it is held; or that the lock store does not answer."""
