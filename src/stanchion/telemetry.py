@@ -36,6 +36,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from stanchion.core import install_command
 from stanchion.core.model import Run
 
 # ── Attribute names ──────────────────────────────────────────────────────────────────────────────
@@ -377,7 +378,7 @@ def configure(service: str, *, instance: str | None = None, adopt: bool = False)
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - likewise
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - likewise
     except ImportError as error:
-        return f"{error}: pip install 'stanchion[otel]'"
+        return f"{error}: {install_command('otel')}"
     _ROOT = Context()
     theirs = trace.get_tracer_provider()
     if adopt and isinstance(theirs, TracerProvider):

@@ -1155,6 +1155,7 @@ CASES: Final = (
     ),
     Case(
         args=("key", "revoke", "k1"),
+        before=admin.KeyList((KEY,)),
         asks=("DELETE", "/v1/admin/keys/k1"),
         answer=KEY,
         shape=admin.KeyRow,

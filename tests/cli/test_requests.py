@@ -96,7 +96,7 @@ def test_all_tenants_are_asked_for_by_the_header(cli: Cli, server: Script) -> No
     said = cli("run", "list", "--tenant", "*")
     assert server.requests[0].headers["X-Stanchion-Tenant"] == "*"
     assert "acme" in said.out
-    assert "team=red" in said.out
+    assert "team:red" in said.out
 
 
 def test_a_refusal_of_the_tenant_header_names_the_flag(cli: Cli, server: Script) -> None:
@@ -114,7 +114,61 @@ def test_a_filter_of_time_may_be_an_age(cli: Cli, server: Script) -> None:
     assert server.requests[-1].query["since"].endswith("+00:00")
     wrong = cli("run", "list", "--until", "yesterday")
     assert (wrong.code, "--until: 'yesterday'" in wrong.err) == (Exit.USAGE, True)
-    assert "not NAME=VALUE" in cli("run", "list", "--label", "red").err
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("team:red", "team:red"),
+        ("team=red", "team:red"),
+        ("url:a=b", "url:a=b"),
+        ("url=a:b", "url:a:b"),
+    ],
+)
+def test_a_label_is_given_as_lists_show_it_or_with_an_equals_sign(
+    cli: Cli, server: Script, given: str, sent: str
+) -> None:
+    server.says(LIST)
+    assert cli("run", "list", "--label", given).code == 0
+    assert server.requests[-1].query["label"] == sent
+
+
+@pytest.mark.parametrize("given", ["red", ":red", "team:", "="])
+def test_what_is_no_label_is_refused_with_the_form(cli: Cli, given: str) -> None:
+    wrong = cli("run", "list", "--label", given)
+    assert wrong.code == Exit.USAGE
+    assert "not NAME:VALUE" in wrong.err
+
+
+_KEY = {"id": "k1", "role": "admin", "tenant": "*", "revoked_at": None, "expires_at": None}
+
+
+@pytest.mark.parametrize(
+    ("others", "is_last"),
+    [
+        ({}, True),
+        ({"id": "k2"}, False),
+        ({"id": "k2", "role": "operator"}, True),
+        ({"id": "k2", "tenant": "acme"}, True),
+        ({"id": "k2", "revoked_at": "2026-11-15T19:00:00Z"}, True),
+        ({"id": "k2", "expires_at": "2026-11-15T19:00:00Z"}, True),
+    ],
+)
+def test_the_last_admin_key_is_revoked_only_with_yes(
+    cli: Cli, server: Script, others: dict[str, str], is_last: bool
+) -> None:
+    pages = {"keys": [{**_KEY, **others}], "cursor": "c"}, {"keys": [_KEY], "cursor": None}
+    server.says(*map(Said, pages), Said({**_KEY, "name": None}))
+    done = cli("key", "revoke", "k1")
+    assert (done.code == Exit.USAGE) is is_last
+    assert ("this is the last admin key for all tenants" in done.err) is is_last
+    assert ("give --yes" in done.err) is is_last
+
+
+def test_with_yes_no_key_is_looked_at(cli: Cli, server: Script) -> None:
+    server.says(Said({**_KEY, "name": None}))
+    assert cli("key", "revoke", "k1", "--yes").code == 0
+    assert [each.method for each in server.requests] == ["DELETE"]
 
 
 def test_a_server_may_live_below_a_path(cli: Cli, server: Script) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stanchion.cli.errors import Exit
-from stanchion.cli.text import FlexibleCell, clock
+from stanchion.cli.text import FlexibleCell, SpareHeading, clock, ident, table, whole_ident
 from stanchion.core.model import Failure, RunStatus, StepId, StepStatus
 from stanchion.wire import runs
 from tests.cli.cases import CASES, RUN, Case
@@ -130,6 +130,55 @@ def test_at_80_columns_ids_of_keys_are_whole(server: Script) -> None:
     seen = on_terminal("key", "list", "--url", server.url, env={"NO_COLOR": "1"}, columns=80)
     assert "0123456789abcdef  " in seen.text
     assert max(map(len, seen.text.splitlines())) <= 80
+
+
+def test_at_80_columns_what_the_next_command_takes_is_whole(server: Script) -> None:
+    subject = "run/391m7hyamb0c54vpc3gd7bz"
+    entry = {
+        "at": "2026-11-16T10:26:59Z",
+        "actor": "kim from the night shift",
+        "action": "run.cancel",
+        "tenant": "a-tenant-with-a-long-name",
+        "subject": subject,
+        "before": {"status": "running"},
+        "after": {"status": "cancelled", "reason": "not needed any more"},
+    }
+    key, request = "7d0c1b9e-4f6a-4d0e-9a55-0c3f6b1f7a11", "81ec218b52c3-2041"
+    refusal = {
+        "at": "2026-11-16T10:26:59Z",
+        "tenant": "a-tenant-with-a-long-name",
+        "workflow_id": "quarterly-research-report",
+        "outcome": "full",
+        "active": 10,
+        "limit": 10,
+        "retry_after_ms": 1900,
+        "key": key,
+        "request_id": request,
+        "left_out": 0,
+    }
+    for command, rows, wanted in (
+        ("audit", {"entries": [entry]}, (subject, "run.cancel")),
+        ("decision", {"decisions": [refusal]}, (key, request, "full")),
+    ):
+        server.says(Said({**rows, "cursor": None}))
+        seen = on_terminal(command, "list", "--url", server.url, env={"NO_COLOR": "1"}, columns=80)
+        assert set(wanted) <= set(seen.text.split()), command
+        assert max(map(len, seen.text.splitlines())) <= 80
+
+
+def test_only_cut_text_is_told_to_be_shortened() -> None:
+    heads, moment = ("AT", "ID", SpareHeading("TENANT")), clock("2020-11-16T10:26:59Z")
+    row = [moment, whole_ident("391m7hyamb0c54vpc3gd7bz"), "acme"]
+
+    def remark(columns: int, *cells: str) -> bool:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("COLUMNS", str(columns))
+            return "shortened" in table(heads[: len(cells)], [cells])[-1]
+
+    assert [remark(columns, *row) for columns in (100, 48, 44)] == [False] * 3
+    assert remark(44, "x" * 40, ident("391m7hyamb0c54vpc3gd7bz"))
+    assert remark(40, moment, "y" * 40)
+    assert not remark(60, moment, "y" * 40)
 
 
 def test_at_80_columns_a_time_of_another_year_keeps_its_year(server: Script) -> None:

@@ -223,3 +223,12 @@ async def test_a_bulk_action_ends_with_its_key() -> None:
         assert failed <= run_ids
         codes = {(each["code"], each["detail"].rpartition(" ")[2]) for each in bulk["errors"]}
         assert codes == {("unauthenticated", "revoked")}
+
+
+async def test_a_cancel_skips_runs_that_have_ended(house: House) -> None:
+    run_ids = await begin(house, 3, "ask")
+    for verb in ("approve", "reject"):
+        await house.ask("POST", f"/v1/runs/{run_ids.pop()}/steps/ask/{verb}", {})
+    bulk = await ended(house, await act(house, "cancel"))
+    assert [bulk[name] for name in ("matched", "done", "failed", "skipped")] == [3, 3, 0, 2]
+    assert (bulk["errors"], await statuses(house, run_ids)) == ([], {"cancelled"})

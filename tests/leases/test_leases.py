@@ -363,7 +363,7 @@ except ModuleNotFoundError as error:
         [sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True
     )
     assert package in found.stdout
-    assert "pip install 'stanchion[leases]'" in found.stdout
+    assert "in a clone: pip install '.[leases]'" in found.stdout
 
 
 async def _fence(

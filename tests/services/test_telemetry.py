@@ -136,7 +136,7 @@ def test_a_missing_package_is_named_and_traces_stay_off(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     missing = telemetry.configure("test")
     assert missing is not None
-    assert "pip install 'stanchion[otel]'" in missing
+    assert "in a clone: pip install '.[otel]'" in missing
     assert telemetry.tracing is None
 
 

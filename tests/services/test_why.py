@@ -291,8 +291,8 @@ async def test_explanations_of_large_runs_are_charged_to_their_tenant(world: Wor
 @virtual
 async def test_an_approval_that_needs_data_is_told_with_the_option(world: World) -> None:
     one = world.add()
-    needs = {"type": "object", "required": ["channel"]}
-    approvals = {"free": {"type": ["object", "null"]}, "needs": needs}
+    needs: JsonObject = {"type": "object", "required": ["channel"]}
+    approvals: dict[str, JsonObject] = {"free": {"type": ["object", "null"]}, "needs": needs}
     asked = {name: ApprovalSpec(data_schema=schema) for name, schema in approvals.items()}
     await world.define(workflow("asks", plain=ApprovalSpec(), **asked))
     run_id = await world.start(one, "asks")

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import click
 
 from stanchion.cli.text import printable
+from stanchion.core import install_command
 
 
 class Exit(IntEnum):
@@ -85,7 +86,7 @@ def needs_server_packages(what: str) -> Iterator[None]:
         raise CliError(
             f"{what} the package {error.name!r}",
             Exit.FAILED,
-            fix="pip install 'stanchion[server]', or in a clone: pip install '.[server]'",
+            fix=install_command("server"),
         ) from error
 
 

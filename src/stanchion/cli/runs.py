@@ -75,7 +75,7 @@ def batch_lines(answer: dict[str, Any]) -> Iterator[str]:
 
 def label_text(labels: Mapping[str, str] | None) -> str:
     """The labels of a run, on one line."""
-    return ", ".join(cell(f"{name}={value}") for name, value in (labels or {}).items()) or "-"
+    return ", ".join(cell(f"{name}:{value}") for name, value in (labels or {}).items()) or "-"
 
 
 def run_lines(run: dict[str, Any], waits: Mapping[str, str] | None = None) -> Iterator[str]:

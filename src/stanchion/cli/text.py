@@ -140,23 +140,23 @@ def table(
     If they are wider than the terminal, or than ``COLUMNS`` says, times are shortened, then spare
     columns left out, then ids shortened, then the widest columns cut, until the last one (an error,
     a detail) is readable. With ``wraps`` the last column is not cut but goes on in the next line.
+    A remark says if something was cut; short times and spare columns are no loss.
     """
     body = [list(row) for row in rows]
     room = shutil.get_terminal_size(fallback=(0, 0)).columns
     widths = _widths(headers, body)
-    is_shortened = 0 < room < _total(widths)
-    if is_shortened:
-        is_flexible = any(isinstance(each, FlexibleCell) for row in body for each in row)
-        heads, body = _narrowed(headers, body, room)
+    is_cut = False
+    if 0 < room < _total(widths):
+        heads, body, is_cut = _narrowed(headers, body, room)
         before = _widths(heads, body)
         widths = _fitted(before, _whole(body), room)
-        is_same = not is_flexible and len(heads) == len(headers) and widths[:-1] == before[:-1]
-        headers, is_shortened = heads, not (wraps and is_same)
+        headers = heads
+        is_cut |= widths[:-1] != before[:-1] or (widths != before and not wraps)
     lines = [
         click.style(_line(headers, widths), bold=True),
         *(line for row in body for line in _lines(row, widths, wraps=wraps)),
     ]
-    if is_shortened:
+    if is_cut:
         lines.append(click.style(_SHORTENED, dim=True))
     return lines
 
@@ -185,23 +185,32 @@ def _shown(row: Mapping[str, Any], column: Column) -> str:
 
 def _narrowed(
     headers: Sequence[str], body: list[list[str]], room: int
-) -> tuple[list[str], list[list[str]]]:
-    """With short times, then without spare columns, then with short ids, until it fits."""
+) -> tuple[list[str], list[list[str]], bool]:
+    """With short times, then without spare columns, then with short ids, until it fits.
+
+    Returns headers and rows, and whether ids were shortened.
+    """
     rows = [_shortened(row) for row in (headers, *body)]
     while not _has_room(rows, room):
         spare = [each for each in rows[0] if isinstance(each, SpareHeading)]
         if not spare:
+            has_ids = any(isinstance(each, _IdentCell) for row in rows for each in row)
             rows = [_shortened(row, ids=True) for row in rows]
-            break
+            return rows[0], rows[1:], has_ids
         at = rows[0].index(max(spare, key=lambda each: each.rank))
         rows = [[*row[:at], *row[at + 1 :]] for row in rows]
-    return rows[0], rows[1:]
+    return rows[0], rows[1:], False
 
 
 def _has_room(rows: Sequence[Sequence[str]], room: int) -> bool:
     """Whether the last column is readable if no other is cut."""
     *first, last = _widths(rows[0], rows[1:])
-    return _total([*first, min(last, _LAST_CHARS)]) <= room
+    return _total([*first, _enough(last, _whole(rows[1:]))]) <= room
+
+
+def _enough(last: int, is_whole: Sequence[bool]) -> int:
+    """The width with which the last column is readable."""
+    return last if is_whole and is_whole[-1] else min(last, _LAST_CHARS)
 
 
 def _shortened(cells: Sequence[str], *, ids: bool = False) -> list[str]:
@@ -231,7 +240,7 @@ def _total(widths: Sequence[int]) -> int:
 def _fitted(widths: list[int], is_whole: Sequence[bool], room: int) -> list[int]:
     """Narrow the widest columns that may be cut until the last one has enough, then the last."""
     *first, last = widths
-    enough = min(last, _LAST_CHARS)
+    enough = _enough(last, is_whole)
     while _total([*first, enough]) > room:
         long = [
             at for at, width in enumerate(first) if width > _COLUMN_CHARS_MIN and not is_whole[at]
@@ -239,7 +248,8 @@ def _fitted(widths: list[int], is_whole: Sequence[bool], room: int) -> list[int]
         if not long:
             break
         first[max(long, key=first.__getitem__)] -= 1
-    return [*first, max(1, min(last, room - _total([*first, 0])))]
+    least = last if is_whole and is_whole[-1] else 1
+    return [*first, max(least, min(last, room - _total([*first, 0])))]
 
 
 def _lines(cells: Sequence[str], widths: Sequence[int], *, wraps: bool) -> Iterator[str]:

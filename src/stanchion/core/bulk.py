@@ -57,6 +57,9 @@ class BulkStatus(StrEnum):
 class BulkDone(msgspec.Struct, frozen=True):
     """The action on a run has its effect."""
 
+    is_skipped: bool = False
+    """Whether there was nothing to do: a run to be cancelled had ended."""
+
 
 class BulkFailed(msgspec.Struct, frozen=True):
     """The action on a run was refused for good."""
@@ -93,6 +96,8 @@ class Bulk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The key that began it: it ends with that key."""
     done: int = 0
     failed: int = 0
+    skipped: int = 0
+    """Of ``done``: runs for which there was nothing to do."""
     status: BulkStatus = BulkStatus.RUNNING
     errors: tuple[BulkFailed, ...] = ()
     finished_at: Instant | None = None
@@ -122,12 +127,14 @@ def settle(bulk: Bulk, outcomes: Mapping[int, BulkDone | BulkFailed], now: Insta
     new = {number: outcomes[number] for number in bulk.open if number in outcomes}
     failures = tuple(each for each in new.values() if isinstance(each, BulkFailed))
     failed = bulk.failed + len(failures)
+    skipped = sum(isinstance(each, BulkDone) and each.is_skipped for each in new.values())
     done = bulk.done + len(new) - len(failures)
     is_last = bulk.status is BulkStatus.RUNNING and done + failed >= bulk.matched
     return replace(
         bulk,
         done=done,
         failed=failed,
+        skipped=bulk.skipped + skipped,
         errors=(*bulk.errors, *failures)[:BULK_ERRORS_MAX],
         open=tuple(number for number in bulk.open if number not in new),
         status=BulkStatus.FINISHED if is_last else bulk.status,

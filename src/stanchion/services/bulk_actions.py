@@ -64,7 +64,7 @@ class RunActions:
                 return BulkFailed(run_id, "not_found", "the run is gone")
             match bulk.action:
                 case BulkAction.CANCEL:
-                    return await self._cancel(bulk, loaded.run)
+                    return await self._cancel(bulk, loaded.run, is_repeat=is_repeat)
                 case BulkAction.RERUN:
                     return await self._rerun(bulk, loaded.run)
                 case BulkAction.APPROVE | BulkAction.REJECT:
@@ -83,7 +83,9 @@ class RunActions:
             log_event(logging.ERROR, "bulk_action_failed", bulk=bulk.id, error=repr(error))
             return BulkFailed(run_id, "internal", "internal error; the log has the details")
 
-    async def _cancel(self, bulk: Bulk, run: Run) -> BulkOutcome:
+    async def _cancel(self, bulk: Bulk, run: Run, *, is_repeat: bool) -> BulkOutcome:
+        if run.status.is_finished and not is_repeat:
+            return BulkDone(is_skipped=True)
         reason = f"bulk action {bulk.id}"
         entry = _entry(
             bulk,
@@ -94,6 +96,8 @@ class RunActions:
             before={"status": run.status},
         )
         changed = await self._inbox.cancel(run.id, reason=reason, actor=bulk.actor, audit=entry)
+        if isinstance(changed, Conflicting):  # it has ended meanwhile
+            return BulkDone(is_skipped=True)
         return _outcome(run.id, changed)
 
     async def _rerun(self, bulk: Bulk, run: Run) -> BulkOutcome:

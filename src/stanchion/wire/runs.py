@@ -550,6 +550,8 @@ class BulkView(msgspec.Struct, frozen=True, kw_only=True):
     matched: int
     done: int
     failed: int
+    skipped: int = 0
+    """Of `done`: runs that were to be cancelled and had ended already."""
     status: BulkStatus
     errors: tuple[BulkError, ...]
     """The first hundred."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -345,11 +346,43 @@ list_command(
 
 @key.command("revoke")
 @click.argument("key_id", metavar="ID", shell_complete=complete_keys)
+@click.option("--yes", is_flag=True, help="Do not ask, also if it is the last admin key.")
 @calls_server
-def revoke_key(session: Session, key_id: str) -> None:
-    """Revoke a key, on every server within 2 s."""
+def revoke_key(session: Session, key_id: str, *, yes: bool) -> None:
+    """Revoke a key, on every server within 2 s.
+
+    Asks first if it is the last key of an admin of all tenants.
+    """
+    if not yes and _is_last_admin(session, key_id):
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{_LAST_ADMIN}: to revoke it all the same, give --yes")
+        click.confirm(f"{_LAST_ADMIN}. Revoke it?", abort=True, err=True)
     document = session.send("DELETE", path_to("admin", "keys", key_id)).document
     session.show(document, lambda _: [f"key {cell(key_id)} is revoked"])
+
+
+_LAST_ADMIN = (
+    "this is the last admin key for all tenants: without it, only a server that is started with"
+    " STANCHION_ADMIN_KEY can create keys"
+)
+
+
+def _is_last_admin(session: Session, key_id: str) -> bool:
+    """Whether no other key that still works is of an admin of all tenants."""
+    now, admins, cursor = datetime.now(UTC), set[str](), None
+    while True:
+        page = session.get(path_to("admin", "keys"), limit=_KEYS_AT_ONCE, cursor=cursor)
+        for each in page["keys"]:
+            ends = each["expires_at"]
+            is_over = ends is not None and datetime.fromisoformat(ends) <= now
+            if (each["role"], each["tenant"]) == ("admin", "*") and not each["revoked_at"]:
+                admins |= set() if is_over else {each["id"]}
+        cursor = page["cursor"]
+        if cursor is None:
+            return admins == {key_id}
+
+
+_KEYS_AT_ONCE = 1_000
 
 
 def _new_key_lines(key: dict[str, Any]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from stanchion.cli.session import (
     time_of,
     with_options,
 )
-from stanchion.cli.text import cell, clock, ident
+from stanchion.cli.text import SpareHeading, cell, clock, whole_ident
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -73,9 +73,9 @@ list_command(
         "AT": ("at", clock),
         "ACTOR": "actor",
         "ACTION": "action",
-        "TENANT": "tenant",
-        "SUBJECT": "subject",
-        "CHANGE": lambda row: _change(row["before"], row["after"]),
+        SpareHeading("TENANT"): "tenant",
+        "SUBJECT": ("subject", whole_ident),
+        SpareHeading("CHANGE", 2): lambda row: _change(row["before"], row["after"]),
     },
     _filters,
     what="changes",
@@ -128,13 +128,13 @@ list_command(
     "decisions",
     {
         "AT": ("at", clock),
-        "TENANT": "tenant",
-        "WORKFLOW": "workflow_id",
+        SpareHeading("TENANT"): "tenant",
+        SpareHeading("WORKFLOW", 2): "workflow_id",
         "OUTCOME": "outcome",
-        "ACTIVE": lambda row: _of(row["active"], row["limit"]),
-        "RETRY": ("retry_after_ms", _seconds),
-        "KEY": "key",
-        "REQUEST": ("request_id", ident),
+        SpareHeading("ACTIVE", 3): lambda row: _of(row["active"], row["limit"]),
+        SpareHeading("RETRY", 4): ("retry_after_ms", _seconds),
+        "KEY": ("key", whole_ident),
+        "REQUEST": ("request_id", whole_ident),
     },
     click.option("--key", metavar="KEY", help="Refusals of one idempotency key."),
     click.option("--request-id", metavar="ID", help="The refusal of one request."),

@@ -19,7 +19,20 @@ _LOOK_S: Final = 0.5
 _watch_option = click.option("--watch", is_flag=True, help="Stay and show a progress bar.")
 
 
-@click.group("bulk")
+class _Bulk(click.Group):
+    """The group; an action in the place of a command is told what to write."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _ACTIONS:
+            raise click.UsageError(
+                f"write: stanchion bulk start {cmd_name} --label team:red, with another filter, or"
+                " with --all; --dry-run only says how many runs fit",
+                ctx,
+            )
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group("bulk", cls=_Bulk)
 def bulk() -> None:
     """Cancel, rerun, replay, discard, approve or reject many runs."""
 
@@ -58,7 +71,9 @@ def start_bulk(
         return Exit.OK
     if not given and not everything:
         if not sys.stdin.isatty():
-            raise click.UsageError(f"this would {action} every run: give a filter, or --all")
+            raise click.UsageError(
+                f"this would {action} every run: give a filter like --label team:red, or --all"
+            )
         click.confirm(f"Without a filter: {action} every run?", abort=True, err=True)
     answer = session.create(path_to("bulk"), body, key, what="bulk action").document
     return _shown(session, answer, watch=watch)
@@ -142,6 +157,11 @@ def _preview_lines(preview: dict[str, Any]) -> Iterator[str]:
         yield from table(("TENANT", "RUNS"), rows)
 
 
+def _skipped(found: dict[str, Any]) -> str:
+    count = found.get("skipped")
+    return f"{count} of those done had ended before" if count else "-"
+
+
 def _bulk_lines(found: dict[str, Any]) -> Iterator[str]:
     yield from pairs(
         [
@@ -153,6 +173,7 @@ def _bulk_lines(found: dict[str, Any]) -> Iterator[str]:
             ("matched", cell(found["matched"])),
             ("done", cell(found["done"])),
             ("failed", cell(found["failed"])),
+            ("skipped", _skipped(found)),
             ("rate", f"{found['rate_per_s']:g}/s"),
             ("actor", cell(found["actor"])),
             ("created", clock(found["created_at"])),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO, Final
@@ -80,7 +81,7 @@ def run() -> None:
 @click.option(
     "--label",
     "labels",
-    metavar="NAME=VALUE",
+    metavar="NAME:VALUE",
     multiple=True,
     help="Mark the run, to find it with run list --label; may be repeated.",
 )
@@ -246,7 +247,7 @@ selects_runs = with_options(
     click.option(
         "--label",
         "labels",
-        metavar="NAME=VALUE",
+        metavar="NAME:VALUE",
         multiple=True,
         help="Only runs with this label; of several, with all of them.",
     ),
@@ -450,13 +451,11 @@ approval.add_command(reject_step)
 
 
 def label_of(text: str) -> tuple[str, str]:
-    """The name and value of NAME=VALUE, or of NAME:VALUE as lists write it."""
-    name, sign, value = text.partition("=")
-    if not sign:
-        name, sign, value = text.partition(":")
-    if not (name and value):
-        raise CliError(f"--label {text}: not NAME=VALUE", Exit.USAGE, fix="write --label team=red")
-    return name, value
+    """The name and value of NAME:VALUE, as lists and filters write it, or of NAME=VALUE."""
+    found = re.fullmatch("([^:=]+)[:=](.+)", text)
+    if found is None:
+        raise CliError(f"--label {text}: not NAME:VALUE", Exit.USAGE, fix="write --label team:red")
+    return found[1], found[2]
 
 
 def _waits(session: Session, run: dict[str, Any]) -> dict[str, str]:

@@ -38,7 +38,7 @@ def schedule() -> None:
 @click.option("--every", "every_s", metavar="SECONDS", type=click.INT, help="Instead of --cron.")
 @click.option("--timezone", metavar="ZONE", help="Of --cron, like Europe/Berlin; UTC if not given.")
 @click.option("--input", "given", metavar="JSON|@FILE", help="What each run is given.")
-@click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="Mark each run.")
+@click.option("--label", "labels", metavar="NAME:VALUE", multiple=True, help="Mark each run.")
 @click.option(
     "--overlap",
     type=click.Choice(("skip", "queue", "allow")),
