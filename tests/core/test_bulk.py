@@ -112,6 +112,7 @@ def test_a_run_with_nothing_to_do_is_done_and_counted_as_skipped() -> None:
     bulk, _ = begin(BULK, 5)
     bulk = settle(bulk, {0: BulkDone(is_skipped=True), 1: BulkDone()}, NOW)
     assert (bulk.done, bulk.failed, bulk.skipped, bulk.errors) == (2, 0, 1, ())
-    rest = {2: BulkDone(is_skipped=True), 3: BulkDone(), 4: BulkFailed(RunId("x"), "gone", "no")}
+    rest: dict[int, BulkDone | BulkFailed] = {2: BulkDone(is_skipped=True), 3: BulkDone()}
+    rest[4] = BulkFailed(RunId("x"), "gone", "no")
     bulk = settle(bulk, rest, NOW)
     assert (bulk.done + bulk.failed, bulk.skipped, bulk.status) == (5, 2, "finished")
