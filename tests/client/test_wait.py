@@ -141,3 +141,22 @@ def test_a_start_that_waits_returns_when_the_run_has_left_the_queue() -> None:
         assert (begun.status, begun.position, begun.estimate_s) == ("queued", 3, 1.5)
 
     run(main())
+
+
+def test_a_run_of_a_batch_without_an_estimate_has_none() -> None:
+    rows = [
+        {"status": 200, "run_id": "r1"},
+        {"status": 202, "run_id": "r2", "position": 1, "estimate_s": None},
+        {"status": 202, "run_id": "r3", "position": 2, "estimate_s": 1.5},
+    ]
+    script = Script([HttpReply(200, {}, msgspec.json.encode({"results": rows}))])
+
+    async def main() -> None:
+        results = await client(script).start_many("w", [{}, {}, {}])
+        assert [(each.position, each.estimate_s) for each in results] == [
+            (None, None),
+            (1, None),
+            (2, 1.5),
+        ]
+
+    run(main())

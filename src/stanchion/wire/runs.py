@@ -177,8 +177,15 @@ class BatchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     problem: Problem | None = None
     position: int | None = None
     """With 202: its place in the queue."""
-    estimate_s: float | msgspec.UnsetType | None = msgspec.UNSET
+    estimate_s: float | None = None
     """With 202: how long it will probably wait; `null` until two runs of the tenant have ended."""
+
+
+class QueuedResult(BatchResult, frozen=True, kw_only=True):
+    """The answer to a run of a batch that waits: its estimate is sent also while it is `null`."""
+
+    position: int
+    estimate_s: float | None
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from stanchion.core.faults import WorkflowFaults
 from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import ItemKey, Run, RunId, RunStatus, StepId, StepStatus, WorkflowId
 from stanchion.core.plan import Plan
-from stanchion.core.queue import QueueRequest
+from stanchion.core.queue import ANY_PLACE, PRIORITY_DEFAULT, QueueRequest
 from stanchion.core.rerun import RerunOptions, RerunRefused
 from stanchion.gateway.body import check_value, checked_labels, decoded
 from stanchion.gateway.endpoint import note_refusal
@@ -95,6 +95,7 @@ from stanchion.wire.runs import (
     ItemList,
     ItemRow,
     QueuedAnswer,
+    QueuedResult,
     RerunPlan,
     RerunRun,
     RunList,
@@ -173,6 +174,8 @@ async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
 
 def _queue_request(body: StartRun | BatchRow) -> QueueRequest:
     """The run's place in the queue, if it must wait."""
+    if body.on_full is None and not body.fairness_key and body.priority == PRIORITY_DEFAULT:
+        return ANY_PLACE
     return QueueRequest(body.priority, body.fairness_key, body.on_full)
 
 
@@ -316,7 +319,7 @@ _BATCH_ROW: Final = msgspec.json.Decoder(BatchRow)
 def _batch_result(answer: RunStarted) -> BatchResult:
     if answer.position is None:
         return BatchResult(status=HTTPStatus.OK, run_id=answer.run_id)
-    return BatchResult(
+    return QueuedResult(
         status=HTTPStatus.ACCEPTED,
         run_id=answer.run_id,
         position=answer.position,
