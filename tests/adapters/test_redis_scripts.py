@@ -26,8 +26,9 @@ _LOCKS = "stanchion.adapters.locks.redis"
 _COMMON = "stanchion.adapters.redis"
 
 
-_GIVEN = {"at", "names", "newest", "records"}
-"""The only variables that stand for a key: arguments of ``many`` and ``first``, and loops."""
+_GIVEN = {"at", "names", "newest", "records", "run", "out", "timeline"}
+"""The only variables that stand for a key: arguments of ``many`` and ``first``, loops, and those of
+the runs of ``admit_alike``."""
 
 
 def _names(package: str) -> list[str]:

@@ -54,6 +54,7 @@ from tests.contract.harness import LONG_MS
 __all__ = [
     "ACME",
     "APPROVAL",
+    "BOUNDED",
     "DELAY",
     "FOR_EACH",
     "GLOBEX",
@@ -116,6 +117,14 @@ def _job(topic: str = TOPIC, *needs: str, attempts: int = 1) -> JobSpec:
 ONE_JOB: Final = planned(workflow("one-job", step=_job()))
 TWO_JOBS: Final = planned(workflow("two-jobs", first=_job(), second=_job(TOPIC, "first")))
 SIDE_BY_SIDE: Final = planned(workflow("side-by-side", left=_job("left"), right=_job("right")))
+BOUNDED: Final = planned(
+    replace(
+        workflow("bounded", left=_job("left"), right=replace(_job("right"), attempt_timeout_s=9)),
+        timeout_s=60,
+        max_deliveries=4,
+    )
+)
+"""Two jobs at the start, and time limits."""
 DELAY: Final = planned(workflow("delay", pause=DelaySpec(delay_s=0.1)))
 APPROVAL: Final = planned(workflow("approval", review=ApprovalSpec()))
 FOR_EACH: Final = planned(

@@ -32,6 +32,7 @@ from stanchion.core.model import Instant, RunId, RunStatus, TenantId, WorkflowId
 from stanchion.core.queue import OnFull, QueueRequest
 from stanchion.core.run import decide_all
 from stanchion.core.schedule import TickMark
+from stanchion.core.transition import DispatchJob
 from stanchion.ports.errors import BackendTimeout
 from stanchion.ports.records import (
     ADMISSIONS_MAX,
@@ -40,11 +41,13 @@ from stanchion.ports.records import (
     CommitConflict,
     Committed,
     ResultRefused,
+    RunFilter,
     Tenant,
 )
 from stanchion.ports.store import Store
 from tests.contract.builders import (
     ACME,
+    BOUNDED,
     TOPIC,
     TWO_JOBS,
     WITHIN_MS,
@@ -315,3 +318,111 @@ async def test_calls_that_come_together_share_keys_and_slots(store: Store) -> No
     verdicts = [verdict for answer in answers for verdict in answer]
     assert Counter(map(type, verdicts)) == {Admitted: 7, Replayed: 21, Full: 12}
     assert await store.active_runs(ACME) == 7
+
+
+def _alike(
+    now: Instant, tenant: TenantId, count: int, *, unkeyed: int | None = None
+) -> list[Admission]:
+    """Runs that differ in ids, keys and inputs only; the one at ``unkeyed`` has no key."""
+    return [
+        replace(
+            admission(
+                now,
+                BOUNDED,
+                tenant=tenant,
+                run_input={"say": f"hello {number}", "more": [number, None, {"a": '\u00fc"\n'}]},
+                key=None if number == unkeyed else f"k{number}",
+                queue=QueueRequest(),
+            ),
+            budget={"tokens": 3},
+        )
+        for number in range(count)
+    ]
+
+
+async def _left_by(store: Store, wanted: Sequence[Admission]) -> list[object]:
+    """What runs left behind, with the number of the run in place of its id."""
+    tenant, runs = wanted[0].run.tenant, [each.run.id for each in wanted]
+    left: list[object] = [await _standing(store, tenant)]
+    for each in wanted:
+        facts = await store.run_facts(each.run.id)
+        assert facts is not None
+        assert facts.run == each.run
+        jobs = [(job.step_id, job.topic, job.state, job.ahead, job.fence) for job in facts.jobs]
+        timers = [(timer.timer, timer.due - each.run.created_at) for timer in facts.timers]
+        page = await store.timeline(each.run.id)
+        lines = [(line.what, line.actor) for line in page.items]
+        left.append((jobs, timers, lines))
+    for only in (
+        RunFilter(),
+        RunFilter(statuses=(RunStatus.RUNNING,)),
+        RunFilter(workflow_id=BOUNDED.workflow_id),
+    ):
+        page_of_runs = await store.list_runs(tenant, only=only, limit=1_000)
+        left.append(sorted(runs.index(run.id) for run in page_of_runs.items))
+    of_all = await store.list_runs(None, only=RunFilter(statuses=(RunStatus.RUNNING,)), limit=1_000)
+    left.append(sorted(runs.index(run.id) for run in of_all.items if run.id in runs))
+    left.append([runs.index(entry.run_id) for entry in await store.feed(tenant, after=None)])
+    sent = {
+        each.job.id: each.job
+        for one in wanted
+        for each in one.transition.effects
+        if isinstance(each, DispatchJob)
+    }
+    for topic in ("left", "right"):
+        leased = await lease(store, topic, max_jobs=1_000, tenant=tenant)
+        assert all(each.job == sent[each.job.id] for each in leased)
+        left.append([(runs.index(each.job.run_id), each.job.step_id) for each in leased])
+    return left
+
+
+@pytest.mark.parametrize(("cap", "unkeyed"), [(None, None), (7, None), (4, None), (None, 1)])
+async def test_runs_that_begin_alike_leave_what_single_ones_leave(
+    store: Store, cap: int | None, unkeyed: int | None
+) -> None:
+    count, left, told = 7, [], []
+    for tenant in (ACME, TenantId("globex")):
+        await store.put_tenant(tenant, Tenant(max_concurrent_runs=cap))
+        wanted = _alike(await store.now(), tenant, count, unkeyed=unkeyed)
+        if tenant == ACME:
+            verdicts = [await store.admit(each, within_ms=WITHIN_MS) for each in wanted]
+        else:
+            asked = store.prepare_admissions(wanted)
+            assert [*asked] == wanted
+            assert unkeyed is not None or getattr(asked, "alike", "memory") is not None
+            verdicts = [*await store.admit_many(asked, within_ms=WITHIN_MS)]
+            again = await store.admit_many(asked, within_ms=WITHIN_MS)
+            assert [*again] == verdicts
+        told.append(_told(verdicts, [each.run.id for each in wanted]))
+        keys = [each.key for each in wanted if each.key is not None]
+        known = (await store.check_starts(tenant, [], keys)).known
+        runs = {each.key: each.run.id for each in wanted if isinstance(verdicts.pop(0), Admitted)}
+        assert {key: record.run_id for key, record in known.items()} == {
+            key: run_id for key, run_id in runs.items() if key is not None
+        }
+        left.append(await _left_by(store, [each for each in wanted if each.key in runs]))
+    assert told[0] == told[1]
+    assert left[0] == left[1]
+
+
+async def test_runs_that_begin_alike_are_judged_one_by_one_after_others(store: Store) -> None:
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=20))
+    now = await store.now()
+    known = admission(now, BOUNDED, run_input={"say": "hi"}, key="k2")
+    await store.admit(known, within_ms=WITHIN_MS)
+    wanted = _alike(now, ACME, 5)
+    verdicts = await _admit_many(store, *wanted)
+    assert [*map(type, verdicts)] == [Admitted, Admitted, Mismatch, Admitted, Admitted]
+    assert await store.active_runs(ACME) == 5
+    later = _alike(now, ACME, 3)
+    config = Tenant(max_concurrent_runs=6, on_full=OnFull.QUEUE, queue_max=9)
+    await store.put_tenant(ACME, config)
+    fresh = [replace(each, key=f"new-{number}") for number, each in enumerate(later)]
+    queued = await _admit_many(store, *fresh)
+    assert queued[0] == Admitted(fresh[0].run.id)
+    assert queued[1:] == tuple(
+        Queued(each.run.id, position) for position, each in enumerate(fresh[1:], start=1)
+    )
+    stale = [replace(each, definitions={WorkflowId("bounded"): 9}) for each in _alike(now, ACME, 2)]
+    renamed = [replace(each, key=f"stale-{number}") for number, each in enumerate(stale)]
+    assert await _admit_many(store, *renamed) == (StaleDefinition(), StaleDefinition())

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias, cast
 
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable
+from stanchion.ports.records import Admission
 from stanchion.ports.store import Store
 from tests.services.faulty_locks import Fault
 
@@ -70,6 +71,10 @@ class FaultyStore:
     def cut(self) -> None:
         """Whoever is at this end is dead: nothing it sends arrives, nothing comes back."""
         self._is_cut = True
+
+    def prepare_admissions(self, admissions: Sequence[Admission]) -> Sequence[Admission]:
+        """Done by the caller itself: no fault can happen to it."""
+        return self.real.prepare_admissions(admissions)
 
     def __getattr__(self, verb: str) -> _Call:
         really: _Call = getattr(self.real, verb)

@@ -7,7 +7,7 @@ for the stores that live in the process of their only server.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import assert_never
 
 import msgspec
@@ -26,8 +26,20 @@ from stanchion.core.events import (
     TimerFired,
 )
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Failure, Instant, Job, JobId, RunId, RunStatus, StepId, TenantId
+from stanchion.core.model import (
+    Failure,
+    Instant,
+    Job,
+    JobId,
+    Risk,
+    RunId,
+    RunStatus,
+    StepId,
+    TenantId,
+    WorkflowSource,
+)
 from stanchion.core.run import queued_run
+from stanchion.core.transition import DispatchJob, SetTimer
 from stanchion.core.why import DeadWork, OpenJob
 from stanchion.ports.records import (
     Admission,
@@ -253,3 +265,75 @@ def queued_admission(admission: Admission, wait_ms: int) -> Admission:
     assert admission.before is not None, "a run that is never queued"
     run, transition = queued_run(admission.before, wait_ms=wait_ms)
     return replace(admission, run=replace(run, stamp=admission.run.stamp), transition=transition)
+
+
+def begin_alike(admissions: Sequence[Admission]) -> bool:
+    """Whether new runs of one tenant differ in ids, keys and inputs only, and begin with jobs.
+
+    Nothing is to be written for them but the runs, their keys, jobs, timers and timelines, and each
+    step that has begun has one job. No two have the same id or key.
+    """
+    first, keys, runs = admissions[0], set[str](), set[RunId]()
+    timers = _timers(first)
+    unkeyed = 0
+    for each in admissions:
+        if not (_is_plain(each) and _is_like(first, each) and _timers(each) == timers):
+            return False
+        runs.add(each.run.id)
+        if each.key is None:
+            unkeyed += 1
+        else:
+            keys.add(each.key)
+    return len(runs) == len(admissions) == len(keys) + unkeyed
+
+
+def _is_plain(admission: Admission) -> bool:
+    run, steps = admission.run, admission.run.steps
+    if (
+        run.status is not RunStatus.RUNNING
+        or not run.holds_slot
+        or run.items
+        or run.labels
+        or run.workflow_source is not WorkflowSource.OWN
+        or run.risk is not Risk.STANDARD
+        or run.rerun_of is not None
+        or admission.is_rate_limited
+        or admission.tick is not None
+        or admission.audit is not None
+        or not admission.transition.timeline
+    ):
+        return False
+    jobs = 0
+    for effect in admission.transition.effects:
+        if isinstance(effect, DispatchJob):
+            jobs += 1
+            if effect.job.item is not None or effect.job.step_id not in steps:
+                return False
+        elif not isinstance(effect, SetTimer):
+            return False
+    return 0 < jobs == len(steps)
+
+
+def _is_like(first: Admission, other: Admission) -> bool:
+    run, its = first.run, other.run
+    mine, theirs = first.transition.timeline, other.transition.timeline
+    return (
+        (theirs is mine or theirs == mine)
+        and (other.definitions is first.definitions or other.definitions == first.definitions)
+        and (other.queue is first.queue or other.queue == first.queue)
+        and (its.uses is run.uses or its.uses == run.uses)
+        and other.budget == first.budget
+        and its.created_at == run.created_at
+        and its.tenant == run.tenant
+        and its.workflow_id == run.workflow_id
+        and its.workflow_version == run.workflow_version
+        and its.starter == run.starter
+        and its.traceparent == run.traceparent
+        and its.stamp.version == run.stamp.version
+        and its.fence == run.fence
+        and (other.before is None) is (first.before is None)
+    )
+
+
+def _timers(admission: Admission) -> list[SetTimer]:
+    return [each for each in admission.transition.effects if isinstance(each, SetTimer)]

@@ -108,6 +108,12 @@ class Runs(Protocol):
         The caller waits at most ``within_ms``, and the store changes nothing after that time.
         """
 
+    def prepare_admissions(self, admissions: Sequence[Admission]) -> Sequence[Admission]:
+        """The same admissions, of one tenant, encoded as far as that is possible beforehand.
+
+        For ``admit_many``, which takes others as well. The store is not asked.
+        """
+
     async def admit_many(
         self, admissions: Sequence[Admission], *, within_ms: int
     ) -> tuple[Verdict, ...]:

@@ -70,6 +70,9 @@ STATUS_MS_MAX: Final = 500
 TRIES_MAX: Final = 5
 """Tries in a row in which the workflow changed between reading and admitting."""
 
+_TURNS_TO_SEND: Final = 2
+"""Turns of the event loop: a caller goes on in the next one, and its call is sent in the second."""
+
 _Answer = TypeVar("_Answer")
 _Refusal = TypeVar("_Refusal")
 _Refusal_co = TypeVar("_Refusal_co", covariant=True)
@@ -129,6 +132,7 @@ AgainRows: TypeAlias = Callable[
 
 _CHANGED_EACH_TIME: Final = "the workflow changed each time it was read"
 _FULL: Final = (judged.Full, judged.QueueFull)
+_BEGUN: Final = (judged.Admitted, judged.Queued)
 
 
 class Admitter:
@@ -216,8 +220,8 @@ class Admitter:
     def _count_rows(self, call: GateCall, rows: int, answer: object, waited_s: float) -> None:
         """Count the answers to a batch, equal ones at once."""
         answers = answer if isinstance(answer, list) else [answer] * rows
-        counts = Counter(map(_outcome, answers))
-        told = {_outcome(each): each for each in answers}
+        outcomes = [*map(_outcome, answers)]
+        counts, told = Counter(outcomes), dict(zip(outcomes, answers, strict=True))
         exemplar = None
         if call.span is not None:
             (outcome, _), *_ = counts.most_common(1)
@@ -314,11 +318,18 @@ class Admitter:
                 assert_never(why)
 
     async def admit_many(
-        self, call: GateCall, rows: Sequence[PreparedRow[_Refusal]], again: AgainRows[_Refusal]
+        self,
+        call: GateCall,
+        rows: Sequence[PreparedRow[_Refusal]],
+        asked: Sequence[Admission],
+        again: AgainRows[_Refusal],
+        on_judged: Callable[[], None],
     ) -> list[Passed | _Refusal]:
         """Like ``admit`` for starts of a batch, at least one, in one step of the store.
 
-        ``again`` prepares those with these places once more.
+        ``asked`` are their admissions, prepared for the store; ``again`` prepares those with these
+        places once more. ``on_judged`` is called as soon as the store has judged all of them,
+        unless one was too late or changed each time.
         """
         known, verdicts = [*rows], dict[int, Verdict]()
         stale: Sequence[int] = range(len(rows))
@@ -326,9 +337,11 @@ class Admitter:
             if not isinstance(held, admission_lock.GateLockTaken):
                 return [self._without_lock(held)] * len(rows)
             for tried in range(TRIES_MAX):
-                for place, row in zip(stale, await again(stale) if tried else rows, strict=True):
-                    known[place] = row
-                asked = [known[place].admission for place in stale]
+                if tried:
+                    fresh = await again(stale)
+                    for place, row in zip(stale, fresh, strict=True):
+                        known[place] = row
+                    asked = [row.admission for row in fresh]
                 verdicts |= zip(stale, await self._ask_many(call, asked), strict=True)
                 stale = [
                     place
@@ -338,6 +351,11 @@ class Admitter:
                 ]
                 if not stale:
                     break
+        if not stale and judged.TooLate not in set(map(type, verdicts.values())):
+            on_judged()
+            # The store gets the next rows of the batch before these are told.
+            for _ in range(_TURNS_TO_SEND):
+                await asyncio.sleep(0)
         self._tell_all(call.tenant, known, verdicts)
         return await self._row_answers(call, known, verdicts)
 
@@ -351,7 +369,7 @@ class Admitter:
         self._store_answered()
         is_full: bool | None = None
         for admission, verdict in zip(admissions, verdicts, strict=True):
-            if _has_begun(verdict):
+            if isinstance(verdict, _BEGUN):
                 is_full = False
             elif isinstance(verdict, _FULL) and admission.queue.on_full is None:
                 is_full = True
@@ -419,7 +437,7 @@ class Admitter:
         if isinstance(verdict, _FULL) and admission.queue.on_full is None:
             # A start with a wish of its own speaks for itself alone.
             self._heard(call.tenant, is_full=True)
-        elif _has_begun(verdict) and admission.run.holds_slot:
+        elif isinstance(verdict, _BEGUN) and admission.run.holds_slot:
             self._heard(call.tenant, is_full=False)
         return verdict
 
@@ -576,10 +594,12 @@ class Admitter:
         bus, topics, is_changed = self._context.bus, set[Topic](), False
         for place, row in enumerate(rows):
             verdict, run = verdicts[place], row.admission.run
-            is_changed = is_changed or _has_begun(verdict)
+            is_changed = is_changed or isinstance(verdict, _BEGUN)
             if isinstance(verdict, judged.Admitted) and row.plan is not None:
                 self._on_admitted(run, row.plan)
-                topics |= _topics(row.admission.transition)
+                for effect in row.admission.transition.effects:
+                    if isinstance(effect, DispatchJob):
+                        topics.add(effect.job.topic)
                 if run.status.is_finished:
                     self._tell_end(run)
         for topic in sorted(topics):
@@ -603,10 +623,6 @@ class Admitter:
 def _topics(transition: Transition) -> set[Topic]:
     """The topics of the jobs that a transition dispatches."""
     return {each.job.topic for each in transition.effects if isinstance(each, DispatchJob)}
-
-
-def _has_begun(verdict: Verdict) -> bool:
-    return isinstance(verdict, judged.Admitted | judged.Queued)
 
 
 def _end_span(

@@ -183,6 +183,7 @@ class Gate:
         """
         self._work.check(tenant)
         begun: list[asyncio.Task[list[StartAnswer]]] = []
+        turn: _Turn | None = None
         async with asyncio.TaskGroup() as group:
             for some in _in_steps(rows):
                 given = [
@@ -197,11 +198,10 @@ class Gate:
                     traceparent=traceparent,
                     rows=len(given),
                 )
-                is_sent = asyncio.Event()
-                before = begun[-1] if begun else None
-                begun.append(group.create_task(self._start_rows(call, given, before, is_sent)))
+                turn = _Turn(turn)
+                begun.append(group.create_task(self._start_rows(call, given, turn)))
                 # The next rows are prepared while the store handles these.
-                await is_sent.wait()
+                await turn.is_sent.wait()
         return [answer for each in begun for answer in each.result()]
 
     async def rerun(  # noqa: PLR0913 - what a rerun may carry, by keyword
@@ -309,35 +309,31 @@ class Gate:
         )
 
     async def _start_rows(
-        self,
-        call: GateCall,
-        given: Sequence[_Given],
-        before: asyncio.Task[list[StartAnswer]] | None,
-        is_sent: asyncio.Event,
+        self, call: GateCall, given: Sequence[_Given], turn: _Turn
     ) -> list[StartAnswer]:
-        """Start some rows of a batch after those ``before`` them; sets the event when it asks."""
+        """Start some rows of a batch, after the store has judged those before them."""
 
         async def in_turn() -> list[StartAnswer]:
             linked = await self._plans.newest(call.tenant, call.workflow_id)
             rows = await self._prepared_rows(call, linked, given)
-            if before is not None:
-                await asyncio.wait({before})
-                failed = next((a for a in before.result() if isinstance(a, GateFailed)), None)
-                if failed is not None:
-                    return [failed] * len(given)
-            is_sent.set()
-            return await self._admitter.admit_many(call, rows, again)
+            asked = self._context.store.prepare_admissions([row.admission for row in rows])
+            failed = await turn.comes()
+            if failed is not None:
+                return [failed] * len(given)
+            return await self._admitter.admit_many(call, rows, asked, again, turn.judged)
 
         async def again(places: Sequence[int]) -> list[PreparedRow[NotStarted]]:
             linked = await self._plans.newest(call.tenant, call.workflow_id, refresh=True)
             some = [given[place] for place in places]
             return await self._prepared_rows(call, linked, some, is_fresh=True)
 
+        answers: list[StartAnswer] = []
         try:
-            answers = await self._admitter.in_time(call, in_turn())
+            found = await self._admitter.in_time(call, in_turn())
+            answers = [found] * len(given) if isinstance(found, GateFailed) else found
         finally:
-            is_sent.set()
-        return [answers] * len(given) if isinstance(answers, GateFailed) else answers
+            turn.ends(answers)
+        return answers
 
     async def _prepared_rows(
         self,
@@ -657,6 +653,36 @@ class Gate:
         ]
 
 
+class _Turn:
+    """When some rows of a batch are sent: after the store has judged those before them."""
+
+    def __init__(self, before: _Turn | None) -> None:
+        self._before = before
+        self._failed: GateFailed | None = None
+        self._is_judged = asyncio.Event()
+        self.is_sent = asyncio.Event()
+
+    async def comes(self) -> GateFailed | None:
+        """Wait until the rows may be sent; the answer to a row before them if the gate failed."""
+        if self._before is not None:
+            await self._before._is_judged.wait()  # noqa: SLF001 - of the same class
+            self._failed, self._before = self._before._failed, None  # noqa: SLF001
+        self.is_sent.set()
+        return self._failed
+
+    def judged(self) -> None:
+        """The store has answered. The rows behind these may be sent."""
+        self._is_judged.set()
+
+    def ends(self, answers: Sequence[StartAnswer]) -> None:
+        """The rows are answered, or will never be."""
+        if not self._is_judged.is_set():
+            failed = (each for each in answers if isinstance(each, GateFailed))
+            self._failed = next(failed, self._failed)
+            self._is_judged.set()
+        self.is_sent.set()
+
+
 class _Given(NamedTuple):
     """What the caller of a start gave."""
 
@@ -690,7 +716,7 @@ class _Given(NamedTuple):
         body: JsonObject = {"input": self.input}
         if self.labels:
             body["labels"] = {**self.labels}
-        if self.queue != ANY_PLACE:
+        if self.queue is not ANY_PLACE and self.queue != ANY_PLACE:
             body |= msgspec.to_builtins(self.queue)  # without the members that have their default
         return body
 

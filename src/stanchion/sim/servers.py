@@ -18,6 +18,7 @@ from stanchion.adapters.store.memory.state import MemoryState
 from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
 from stanchion.ports.locks import AcquireAnswer, LockNote, LockReleased, LockView, NotOwned, Renewed
+from stanchion.ports.records import Admission
 from stanchion.ports.store import Store
 from stanchion.sim.loop import LoopClock, Process
 from stanchion.sim.network import BOUND_S, SimLink
@@ -134,6 +135,10 @@ class StorePort:
     def port(self) -> Store:
         """This object, typed as the store port."""
         return cast("Store", self)
+
+    def prepare_admissions(self, admissions: Sequence[Admission]) -> Sequence[Admission]:
+        """Done by the caller itself: nothing is sent."""
+        return self._server.real.prepare_admissions(admissions)
 
     def __getattr__(self, verb: str) -> Callable[..., Awaitable[object]]:
         link, server, watcher = self.link, self._server, self._watcher

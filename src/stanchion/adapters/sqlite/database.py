@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import chain, count
@@ -108,6 +108,12 @@ class Database:
         """A number above all earlier ones that are in the file."""
         return next(self._tickets)
 
+    def tickets(self, number: int) -> int:
+        """The first of so many consecutive tickets."""
+        first = next(self._tickets)
+        self._tickets = count(first + number)
+        return first
+
     def draw_tickets_above(self, highest: int) -> None:
         """Continue above the tickets of earlier processes."""
         self._tickets = count(highest + 1)
@@ -154,6 +160,11 @@ class Database:
         self._execute(statement, values)
         return self.connection.changes()
 
+    def insert(self, statement: str, rows: Sequence[Row]) -> None:
+        """Insert rows at once. Each has the values of the statement in its order."""
+        self.pending.write()
+        _insert_rows(self._execute, statement, rows)
+
     def run_each(self, statement: str, rows: Iterable[Mapping[str, object]]) -> None:
         """Run a statement that writes once for each row of values."""
         self.pending.write()
@@ -197,19 +208,24 @@ class Pending:
         rows, self._rows = self._rows, {}
         self._touched.clear()
         for statement, theirs in rows.items():
-            insert, done = _insert(statement), 0
-            while done < len(theirs):
-                left = len(theirs) - done
-                count = _AT_ONCE_MAX if left >= _AT_ONCE_MAX else 1 << left.bit_length() - 1
-                some = theirs[done : done + count]
-                self._execute(insert.of(count), tuple(chain.from_iterable(some)))
-                done += count
+            _insert_rows(self._execute, statement, theirs)
 
     def forget(self) -> None:
         """Drop all pending rows."""
         self.known.clear()
         self._rows.clear()
         self._touched.clear()
+
+
+def _insert_rows(
+    execute: Callable[[str, _Row], object], statement: str, rows: Sequence[_Row]
+) -> None:
+    insert, done = _insert(statement), 0
+    while done < len(rows):
+        left = len(rows) - done
+        count = _AT_ONCE_MAX if left >= _AT_ONCE_MAX else 1 << left.bit_length() - 1
+        execute(insert.of(count), tuple(chain.from_iterable(rows[done : done + count])))
+        done += count
 
 
 class _Insert(NamedTuple):

@@ -130,6 +130,9 @@ class MemoryRuns(MemoryPart):
             return self._enqueue(admission, facts)
         return verdict
 
+    def prepare_admissions(self, admissions: Sequence[Admission]) -> Sequence[Admission]:
+        return admissions
+
     async def check_starts(
         self, tenant: TenantId, terms: Sequence[StartTerms], keys: Collection[str]
     ) -> StartsChecked:

@@ -83,11 +83,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, TypeAlias, TypeVar, assert_never
+from typing import Final, NamedTuple, TypeAlias, TypeVar, assert_never
 
 import msgspec
 from msgspec.structs import replace
 
+from stanchion.adapters.outcomes import begin_alike
 from stanchion.adapters.redis.address import checked_namespace
 from stanchion.adapters.redis.topology import slot_of
 from stanchion.adapters.store.redis.decode import RunEnd, RunHeader
@@ -98,6 +99,7 @@ from stanchion.core.model import (
     Instant,
     Item,
     ItemKey,
+    Job,
     JobId,
     Run,
     RunId,
@@ -149,14 +151,128 @@ DEFAULT_CAP: Final = _DEFAULTS.max_concurrent_runs or ""
 """The cap of a tenant without configuration, as an argument of scripts."""
 
 
+class EncodedAdmissions(NamedTuple):
+    """The arguments of ``admit.lua`` or ``admit_alike.lua``, apart from the time limit."""
+
+    common: _Ask
+    rows: Sequence[str | bytes]
+
+    def arguments(self, not_after: Instant) -> list[str | bytes]:
+        return [_pack({**self.common, "not_after": not_after}), *self.rows]
+
+
+def encode_alike(admissions: Sequence[Admission]) -> EncodedAdmissions | None:
+    """The arguments of ``admit_alike.lua`` for admissions of one tenant, at least one.
+
+    ``None`` if they are not alike.
+    """
+    first = admissions[0]
+    jobs = _jobs(first)
+    if not begin_alike(admissions) or not all(_are_like(jobs, _jobs(each)) for each in admissions):
+        return None
+    if len({each.key is None for each in admissions}) > 1:
+        return None  # the hashes of the runs have different fields
+    run, whose = first.run, sized(first.run.tenant)
+    timers = [each for each in first.transition.effects if isinstance(each, SetTimer)]
+    created = f"{run.created_at:016d}"
+    status = [status_range(run.tenant, run.status), status_range(None, run.status)]
+    ranges = [*status, workflow_range(run.tenant, run.workflow_id)]
+    # Of all constant members of a run only its id and its input are its own.
+    empty = _base(replace(run, input={})).encode()
+    begins, _, ends = empty.removeprefix(b'{"id":"' + run.id.encode()).partition(b'"input":{}')
+    shared: list[str | bytes] = ["about", about(run), *_changing(run)]
+    out: list[str | bytes] = []
+    for timer in timers:
+        fired = to_json(TimerFired(timer=timer.timer))
+        out += (f"t:{timer.timer.key}", _pack((timer.timer.step_id or "", fired)))
+    rows: list[str | bytes] = []
+    for job in jobs:
+        # The record of ``part_jobs.lua``, around the number that the script gives the job.
+        rest: tuple[object, ...] = (0, "", job.topic, job.step_id, False, "", run.tenant)
+        rest = (*rest, job.attempt_timeout_ms or 0, 0, False)
+        rows += (sized(job.topic) + whose, _JOB_BEGINS, _pack(rest)[1:])
+    work: list[str | bytes] = []
+    keys: list[str | bytes] = []
+    listed: list[str] = []
+    places: list[str] = []
+    unfinished: list[str] = []
+    timed: list[str] = []
+    fields = 0
+    for each in admissions:
+        run = each.run
+        place = created + run.id
+        rows.append(run.id)
+        fields = -len(rows)
+        rows += (
+            "base",
+            b'{"id":"' + run.id.encode() + begins + b'"input":' + _encode(run.input) + ends,
+            "whose",
+            place + run.tenant,
+            "listed",
+            _pack((ranges[2] + place,)),
+            "stamp",
+            f"{run.stamp.version} {run.fence} {run.stamp.nonce}",
+            *shared,
+        )
+        if each.key is not None:
+            name = whose + each.key
+            rows += ("key", name)
+            keys += (name, _pack(("0", each.fingerprint, run.id)))
+        for step_id, step in run.steps.items():
+            rows += (f"s:{step_id}", _encode(step))
+        fields += len(rows)
+        for job in _jobs(each):
+            rows += (f"j:{job.id}", job.step_id)
+            work += (job.id, f"s:{job.id}", f"w:{job.id}", _encode(job))
+        rows += out
+        for prefix in ranges:
+            listed += ("0", prefix + place)
+        places += ("0", place)
+        unfinished += ("0", whose + run.id)
+        for timer in timers:
+            timed += (str(timer.due), run.id + timer.timer.key)
+    common = _terms_of(first.run.tenant, StartTerms(first.definitions, first.budget))
+    common |= {
+        "count": len(admissions),
+        "jobs": len(jobs),
+        "timers": len(timers),
+        "fields": fields,
+        "keyed": len(keys) // 2,
+        "topics": [job.topic for job in jobs],
+        "timeline": [to_json(entry) for entry in first.transition.timeline],
+        "lines": to_json(first.transition.timeline),
+        "created_at": created,
+        "waiting": first.before is not None,
+        "queue": ("", "", first.queue.on_full or False),
+    }
+    return EncodedAdmissions(common, [*rows, *work, *keys, *listed, *places, *unfinished, *timed])
+
+
+_JOB_BEGINS: Final = bytes([0x90 + 14]) + _pack(("ready", 0, 0))[1:]
+"""The record of a new job, a list of 14 values, up to its number."""
+
+
+def _jobs(admission: Admission) -> list[Job]:
+    return [each.job for each in admission.transition.effects if isinstance(each, DispatchJob)]
+
+
+def _are_like(jobs: Sequence[Job], others: Sequence[Job]) -> bool:
+    """Whether two runs have jobs of the same steps, in the same order."""
+    return len(jobs) == len(others) and all(
+        other.step_id == job.step_id
+        and other.topic == job.topic
+        and other.attempt_timeout_ms == job.attempt_timeout_ms
+        for job, other in zip(jobs, others, strict=True)
+    )
+
+
 def encode_admissions(
     admissions: Sequence[Admission],
     items: Mapping[RunId, list[str]],
     *,
-    not_after: Instant,
     key_ttl_ms: int,
     audit_ttl_ms: int,
-) -> list[bytes]:
+) -> EncodedAdmissions:
     """The arguments of ``admit.lua`` for admissions of one tenant, at least one.
 
     What a batch has in common is encoded once: its rows share the same objects. ``items``: those
@@ -169,14 +285,13 @@ def encode_admissions(
         "dropped": (),
         "items": (),
         "timeline": [to_json(entry) for entry in first.transition.timeline],
-        "not_after": not_after,
         "limit": _or_false(_DEFAULTS.max_concurrent_runs),
         "rate": _or_false(_DEFAULTS.job_rate_per_s),
         "budget": first.budget,
     }
     common["definitions"], common["shared"] = _definitions(first.definitions)
     timers: dict[int, tuple[object, ...]] = {}
-    words = [_pack(common)]
+    rows: list[str | bytes] = []
     for each in admissions:
         ask = _admission(each, timers, items.get(each.run.id))
         if each.transition.timeline is not first.transition.timeline:
@@ -187,8 +302,8 @@ def encode_admissions(
             ask["budget"] = each.budget
         if each.audit is not None:
             ask["audit"] = audit_words(each.audit, audit_ttl_ms)
-        words.append(_pack(ask))
-    return words
+        rows.append(_pack(ask))
+    return EncodedAdmissions(common, rows)
 
 
 def _admission(
@@ -245,21 +360,20 @@ def _shared_effect(effect: Effect, timers: dict[int, tuple[object, ...]]) -> tup
 
 def encode_terms(tenant: TenantId, terms: Sequence[StartTerms]) -> bytes:
     """The terms of starts, as ``part_terms.lua`` takes them."""
-    asks: list[_Ask] = []
-    for each in terms:
-        own, shared = _definitions(each.definitions)
-        asks.append(
-            {
-                "tenant": tenant,
-                "definitions": own,
-                "shared": shared,
-                "budget": each.budget,
-                "limit": _or_false(_DEFAULTS.max_concurrent_runs),
-                "waiting": True,
-                "queue": ("", "", each.on_full or False),
-            }
-        )
-    return _pack(asks)
+    return _pack([_terms_of(tenant, each) for each in terms])
+
+
+def _terms_of(tenant: TenantId, terms: StartTerms) -> _Ask:
+    own, shared = _definitions(terms.definitions)
+    return {
+        "tenant": tenant,
+        "definitions": own,
+        "shared": shared,
+        "budget": terms.budget,
+        "limit": _or_false(_DEFAULTS.max_concurrent_runs),
+        "waiting": True,
+        "queue": ("", "", terms.on_full or False),
+    }
 
 
 def _waiting(before: Run, constant: int) -> tuple[object, ...]:

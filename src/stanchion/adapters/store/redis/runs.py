@@ -100,6 +100,8 @@ _STREAM_ID: Final = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 _KEYS_OF_RUN: Final = ("run", "items", "out", "jobs", "inbox", "timeline")
 """The keys of a run that ``admit.lua`` takes, in its order."""
+_KEYS_OF_ALIKE: Final = ("run", "out", "timeline")
+"""Those that ``admit_alike.lua`` takes."""
 _MISSES: Final = {
     b"gone": SettleMiss.GONE,
     b"stale_fence": SettleMiss.STALE_FENCE,
@@ -109,42 +111,103 @@ _MISSES: Final = {
 }
 
 
+class PreparedAdmissions(tuple[Admission, ...]):  # noqa: SLOT001 - it has attributes
+    """Admissions of one tenant, encoded for the script that may admit them."""
+
+    alike: encode.EncodedAdmissions | None = None
+    apart: encode.EncodedAdmissions | None = None
+
+
 class RedisRuns(Sharded):
     """See ``ports.store.Runs``."""
 
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
-        (verdict,) = await self.admit_many((admission,), within_ms=within_ms)
+        (verdict,) = await self._admit_apart(PreparedAdmissions((admission,)), within_ms)
         return verdict
+
+    def prepare_admissions(self, admissions: Sequence[Admission]) -> PreparedAdmissions:
+        if isinstance(admissions, PreparedAdmissions):
+            return admissions
+        prepared = PreparedAdmissions(admissions)
+        if len(admissions) > 1:
+            prepared.alike = encode.encode_alike(admissions)
+        is_large = any(len(each.run.items) > _CHUNK for each in admissions)
+        if admissions and prepared.alike is None and not is_large:
+            prepared.apart = self._encoded(admissions, {})
+        return prepared
+
+    def _encoded(
+        self, admissions: Sequence[Admission], items: Mapping[RunId, list[str]]
+    ) -> encode.EncodedAdmissions:
+        return encode.encode_admissions(
+            admissions,
+            items,
+            key_ttl_ms=self._shards.key_ttl_ms,
+            audit_ttl_ms=self._shards.audit_ttl_ms,
+        )
 
     async def admit_many(
         self, admissions: Sequence[Admission], *, within_ms: int
     ) -> tuple[Verdict, ...]:
         if not admissions:
             return ()
+        asked = self.prepare_admissions(admissions)
+        if asked.alike is not None:
+            begun_s = time.perf_counter()
+            if await self._admit_alike(asked, asked.alike, within_ms):
+                return tuple(Admitted(each.run.id) for each in asked)
+            within_ms -= round((time.perf_counter() - begun_s) * 1000)
+        return await self._admit_apart(asked, within_ms)
+
+    async def _admit_alike(
+        self, admissions: Sequence[Admission], encoded: encode.EncodedAdmissions, within_ms: int
+    ) -> bool:
+        """Admit runs that begin alike; ``False`` if each must be judged by itself."""
+        first = admissions[0].run
+        shard = shard_of_tenant(first.tenant)
+        runs = [each.run.id for each in admissions]
+        more = self._shards.keys.of_runs(_KEYS_OF_ALIKE, shard, runs)
+
+        def make(not_after: Instant) -> RedisRequest:
+            words = encoded.arguments(not_after)
+            return self._shards.step(
+                "admit_alike", shard, *words, tenant=first.tenant, more_keys=more
+            )
+
+        reply = await ask_in_time(
+            self._shards.client, self._shards.keys.slots[shard], within_ms, make
+        )
+        if reply != [b"admitted"]:
+            return False
+        for run_id in runs:
+            self._shards.remember(run_id, first.tenant)
+        self._shards.expect_jobs(shard, admissions[0].transition.effects)
+        return True
+
+    async def _admit_apart(
+        self, admissions: PreparedAdmissions, within_ms: int
+    ) -> tuple[Verdict, ...]:
         first, *others = (each.run.id for each in admissions)
         tenant = admissions[0].run.tenant
         shard = shard_of_tenant(tenant)
         assert shard == shard_of_run(first), "an id begins with its tenant's shard"
         more = self._shards.keys.of_runs(_KEYS_OF_RUN, shard, others)
-        begun_s = time.perf_counter()
-        items = {
-            each.run.id: await _encoded_in_pieces(each.run.items)
-            for each in admissions
-            if len(each.run.items) > _CHUNK
-        }
-        if items:
-            within_ms -= round((time.perf_counter() - begun_s) * 1000)
+        encoded = admissions.apart
+        if encoded is None:
+            begun_s = time.perf_counter()
+            items = {
+                each.run.id: await _encoded_in_pieces(each.run.items)
+                for each in admissions
+                if len(each.run.items) > _CHUNK
+            }
+            encoded = self._encoded(admissions, items)
+            if items:
+                within_ms -= round((time.perf_counter() - begun_s) * 1000)
+        words = encoded.arguments
 
         def make(not_after: Instant) -> RedisRequest:
-            asked = encode.encode_admissions(
-                admissions,
-                items,
-                not_after=not_after,
-                key_ttl_ms=self._shards.key_ttl_ms,
-                audit_ttl_ms=self._shards.audit_ttl_ms,
-            )
             return self._shards.step(
-                "admit", shard, *asked, run_id=first, tenant=tenant, more_keys=more
+                "admit", shard, *words(not_after), run_id=first, tenant=tenant, more_keys=more
             )
 
         slot = self._shards.keys.slots[shard]

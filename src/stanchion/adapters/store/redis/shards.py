@@ -42,7 +42,18 @@ _KEPT_MAX: Final = 100
 _SKIPPED_WHEN_IDLE: Final = frozenset({"timers", "outbox"})
 _WRITES: Final = frozenset(
     {
-        *("accept", "admit", "commit", "defer", "expire", "fire", "post", "replay", "settle"),
+        *(
+            "accept",
+            "admit",
+            "admit_alike",
+            "commit",
+            "defer",
+            "expire",
+            "fire",
+            "post",
+            "replay",
+            "settle",
+        ),
         *("take", "delete_tenant", "put_tenant"),  # these two may promote queued runs
     }
 )

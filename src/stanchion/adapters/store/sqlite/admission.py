@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
 from stanchion.adapters.outcomes import queued_admission
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.store.sqlite.audit import add_audit
+from stanchion.adapters.store.sqlite.batches import AlikeRows, PreparedAdmissions
 from stanchion.adapters.store.sqlite.budgets import present_tallies, reserve_budgets, settle_budgets
 from stanchion.adapters.store.sqlite.codec import (
     ANY_RUN,
@@ -69,6 +70,9 @@ class _Read(NamedTuple):
     """Those that exist: the same call was executed before."""
 
 
+_NOTHING_KNOWN: Final = _Read({}, ())
+
+
 def admit(
     db: Database,
     admission: Admission,
@@ -110,11 +114,15 @@ def admit(
 
 
 def admit_many(
-    db: Database, admissions: Sequence[Admission], not_after: Instant, key_ttl_ms: int
+    db: Database, admissions: PreparedAdmissions, not_after: Instant, key_ttl_ms: int
 ) -> tuple[Verdict, ...]:
     """See ``ports.store.Runs.admit_many``."""
     if not admissions:
         return ()
+    if admissions.alike is not None:
+        verdicts_alike = _admit_alike(db, admissions.alike, not_after)
+        if verdicts_alike is not None:
+            return verdicts_alike
     tenant = admissions[0].run.tenant
     runs = [each.run.id for each in admissions]
     keys = [each.key for each in admissions if each.key is not None]
@@ -133,6 +141,49 @@ def admit_many(
         # Waiting runs are promoted once in a step.
         verdicts.append(admit(db, each, not_after, key_ttl_ms, known, promotes=not verdicts))
     return tuple(verdicts)
+
+
+def _admit_alike(db: Database, rows: AlikeRows, not_after: Instant) -> tuple[Verdict, ...] | None:
+    """Admit runs that begin alike together; ``None`` if each must be judged by itself."""
+    first = rows.first
+    run = first.run
+    db.pending.write()
+    found = db.peek(
+        SQL["read_batch_facts"],
+        runs=rows.runs,
+        keys=rows.keys,
+        tenant=run.tenant,
+        definitions=encode_text(first.definitions),
+    )
+    assert found is not None
+    is_known, *facts_read, next_job, position = found
+    standing = _standing(facts_read, first.definitions)
+    if is_known or standing.queued or standing.tenant.budgets:
+        return None
+    facts = _facts(db, first, standing, {}, not_after, 0, _NOTHING_KNOWN)
+    # Each takes a slot: if the last one is admitted, so are those before it.
+    last = replace(facts, active=facts.active + rows.number - 1)
+    if not isinstance(judge(last), Admitted):
+        return None
+    db.insert(SQL["stage_row"], rows.staged)
+    db.run(
+        SQL["begin_batch"],
+        run=standing.next_run,
+        count=rows.number,
+        tenant=run.tenant,
+        workflow_id=run.workflow_id,
+        workflow_version=run.workflow_version,
+        created_at=run.created_at,
+        status=run.status,
+        version=run.stamp.version,
+        fence=run.fence,
+        entries=timeline_lines(first.transition.timeline),
+        timers=rows.timers,
+        job=next_job,
+        ticket=db.tickets(len(rows.staged)),
+        position=position,
+    )
+    return rows.verdicts
 
 
 def check_starts(
@@ -229,8 +280,13 @@ def _read_standing(
         definitions=encode_text(definitions),
     )
     assert found is not None
-    exists, config, active, queued, rate_used_until_ms, current, next_run = found
-    return bool(exists), _Standing(
+    exists, *facts = found
+    return bool(exists), _standing(facts, definitions)
+
+
+def _standing(facts: Sequence[Any], definitions: Mapping[WorkflowId, int]) -> _Standing:
+    config, active, queued, rate_used_until_ms, current, next_run = facts
+    return _Standing(
         tenant=_DEFAULTS if config is None else TENANT.decode(config),
         active=active or 0,
         queued=queued or 0,

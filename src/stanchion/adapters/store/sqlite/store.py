@@ -28,6 +28,7 @@ from stanchion.adapters.store.sqlite import (
     queue,
     runs,
 )
+from stanchion.adapters.store.sqlite.batches import prepare_admissions
 from stanchion.adapters.store.sqlite.codec import SQL
 from stanchion.adapters.store.sqlite.file import open_reader, open_writer, shut
 from stanchion.core.admission import Verdict
@@ -149,12 +150,16 @@ class SqliteStore:
             wait_s=within_ms / _MS_PER_S,
         )
 
+    def prepare_admissions(self, admissions: Sequence[Admission]) -> Sequence[Admission]:
+        return prepare_admissions(admissions)
+
     async def admit_many(
         self, admissions: Sequence[Admission], *, within_ms: int
     ) -> tuple[Verdict, ...]:
         not_after = Instant(self._clock.now() + within_ms)
+        prepared = prepare_admissions(admissions)
         return await self.writer.call(
-            lambda db: gate.admit_many(db, admissions, not_after, self._key_ttl_ms),
+            lambda db: gate.admit_many(db, prepared, not_after, self._key_ttl_ms),
             wait_s=within_ms / _MS_PER_S,
         )
 

@@ -9,6 +9,10 @@ SELECT
     EXISTS (
         SELECT 1 FROM runs WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
     ),
+    <part facts>
+
+-- name: part facts
+-- What is judged, apart from run and key.
     (SELECT config FROM tenants WHERE tenant = :tenant),
     (SELECT active FROM accounts WHERE tenant = :tenant),
     (SELECT queued FROM accounts WHERE tenant = :tenant),
@@ -34,6 +38,26 @@ SELECT
         )
     ),
     1 + coalesce((SELECT max(run) FROM runs), 0)
+
+-- name: read_batch_facts
+-- Like read_facts, for :runs and :keys, JSON arrays. Answers (known, …, next_job, position): whether
+-- one of the runs exists or one of the keys has a record; the number of a new job; and the next
+-- position in the tenant's feed.
+SELECT
+    EXISTS (
+        SELECT 1 FROM json_each(:runs) AS asked
+        CROSS JOIN runs
+            ON (runs.tail, runs.head) = (substr(asked.value, 3), substr(asked.value, 1, 2))
+    ) OR EXISTS (
+        SELECT 1 FROM json_each(:keys) AS asked
+        CROSS JOIN keys ON keys.tenant = :tenant AND keys.key = asked.value
+    ),
+    <part facts>,
+    1 + coalesce((SELECT max(job) FROM jobs), 0),
+    1 + max(
+        coalesce((SELECT max(position) FROM history WHERE tenant = :tenant), 0),
+        coalesce((SELECT feed_end FROM accounts WHERE tenant = :tenant), 0)
+    )
 
 -- name: read_known_runs
 -- Answers (id) of those of :runs, a JSON array, that exist.
@@ -64,6 +88,26 @@ INSERT INTO beginnings (
     :run, :id, :tenant, :workflow_id, :workflow_version, :created_at, :holds_slot, :key,
     :fingerprint, :status, :finished_at, :ended_at, :version, :nonce, :fence, :error, :output,
     :origin, :steps, :entries
+)
+
+-- name: stage_row
+-- Puts a job of a batch, with its run, into the table from which begin_batch writes it.
+INSERT INTO staged (
+    place, run, id, key, fingerprint, nonce, origin, job_id, topic, step_id, attempt, dispatch,
+    max_deliveries, attempt_timeout_ms, trace, state, input
+) VALUES (
+    :place, :run, :id, :key, :fingerprint, :nonce, :origin, :job_id, :topic, :step_id, :attempt,
+    :dispatch, :max_deliveries, :attempt_timeout_ms, :trace, :state, :input
+)
+
+-- name: begin_batch
+-- Creates the runs that are staged, see together.sql.
+INSERT INTO batches (
+    run, count, tenant, workflow_id, workflow_version, created_at, status, version, fence, entries,
+    timers, job, ticket, position
+) VALUES (
+    :run, :count, :tenant, :workflow_id, :workflow_version, :created_at, :status, :version, :fence,
+    :entries, :timers, :job, :ticket, :position
 )
 
 -- name: begin_shared_run

@@ -39,6 +39,60 @@ CREATE TEMP TRIGGER begin_run INSTEAD OF INSERT ON beginnings BEGIN
             active = active + excluded.active, seen_at = excluded.seen_at;
 END;
 
+-- Runs of a tenant that begin alike: see batches.py. `staged` has a row for each job, in the order of
+-- the runs; the first job of a run has the columns of the run. `run` and `job` are the numbers of the
+-- first ones, `ticket` that of the first job, `position` that of the first run in the tenant's feed;
+-- the others follow. `timers` is a JSON array of the timers of each run, or NULL.
+CREATE TEMP TABLE staged (
+    place INTEGER PRIMARY KEY, run INTEGER, id, key, fingerprint, nonce, origin, job_id, topic, step_id,
+    attempt, dispatch, max_deliveries, attempt_timeout_ms, trace, state, input
+);
+
+CREATE TEMP VIEW batches AS SELECT
+    NULL AS run, NULL AS count, NULL AS tenant, NULL AS workflow_id, NULL AS workflow_version,
+    NULL AS created_at, NULL AS status, NULL AS version, NULL AS fence, NULL AS entries,
+    NULL AS timers, NULL AS job, NULL AS ticket, NULL AS position;
+
+CREATE TEMP TRIGGER begin_batch INSTEAD OF INSERT ON batches BEGIN
+    INSERT INTO runs (
+        run, id, tenant, workflow_id, workflow_version, created_at, holds_slot, key, status,
+        version, nonce, fence
+    ) SELECT
+        NEW.run + run, id, NEW.tenant, NEW.workflow_id, NEW.workflow_version, NEW.created_at, 1,
+        key, NEW.status, NEW.version, nonce, NEW.fence
+        FROM staged WHERE id IS NOT NULL;
+    INSERT INTO origins (run, origin) SELECT NEW.run + run, origin FROM staged WHERE id IS NOT NULL;
+    INSERT INTO steps (run, step_id, state) SELECT NEW.run + run, step_id, state FROM staged;
+    INSERT INTO history (tenant, position, run, entries)
+        SELECT NEW.tenant, NEW.position + run, NEW.run + run, NEW.entries
+        FROM staged WHERE id IS NOT NULL;
+    INSERT INTO keys (tenant, key, run, fingerprint)
+        SELECT NEW.tenant, key, NEW.run + run, fingerprint FROM staged WHERE key IS NOT NULL
+        ON CONFLICT (tenant, key)
+        DO UPDATE SET run = excluded.run, fingerprint = excluded.fingerprint;
+    INSERT INTO accounts (tenant, active, seen_at) VALUES (NEW.tenant, NEW.count, NEW.created_at)
+        ON CONFLICT (tenant) DO UPDATE SET
+            active = active + excluded.active, seen_at = excluded.seen_at;
+    INSERT INTO jobs (
+        job, id, run, tenant, topic, step_id, attempt, dispatch, max_deliveries,
+        attempt_timeout_ms, trace, state, ticket
+    ) SELECT
+        NEW.job + place, job_id, NEW.run + run, NEW.tenant, topic, step_id, attempt, dispatch,
+        max_deliveries, attempt_timeout_ms, trace, 'ready', NEW.ticket + place
+        FROM staged;
+    INSERT INTO job_inputs (job, input) SELECT NEW.job + place, input FROM staged;
+    INSERT INTO queues (topic, tenant, turn, served, ready)
+        SELECT topic, NEW.tenant, NEW.ticket + min(place), NEW.ticket + min(place), count(*)
+        FROM staged GROUP BY topic
+        ON CONFLICT (topic, tenant) DO UPDATE SET ready = ready + excluded.ready;
+    INSERT INTO timers (run, step_id, key, due, timer)
+        SELECT
+            NEW.run + staged.run, value ->> 0, value ->> 1, value ->> 2, CAST(value ->> 3 AS BLOB)
+        FROM staged CROSS JOIN json_each(NEW.timers)
+        WHERE NEW.timers IS NOT NULL AND staged.id IS NOT NULL;
+    DELETE FROM staged;
+END;
+
 -- What lists show of a new run beside its row, and its labels. `texts` is a JSON array of the labels
 -- as texts.
 CREATE TEMP VIEW markings AS SELECT
