@@ -313,6 +313,19 @@ def test_commands_to_do_name_the_tenant_that_was_given(
     assert f"to do: {said}\n" in cli("run", "why", "07-01h").out
 
 
+def test_a_reason_is_wrapped_between_words_and_a_command_is_not(
+    cli: Cli, server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = dict.fromkeys(("step_id", "since", "until", "blocked_by"))
+    remedy = "stanchion run cancel 07-01h with a flag or two"
+    finding |= {"code": "job_ready", "detail": "the job waits for a worker", "remedy": remedy}
+    server.says(Said({"findings": [finding]}))
+    monkeypatch.setenv("COLUMNS", "20")
+    out = cli("run", "why", "07-01h").out
+    assert out.startswith("the job waits for a\nworker (job_ready)\n")
+    assert f"to do: {remedy}\n" in out
+
+
 def test_a_long_message_is_cut_in_the_list_of_approvals(cli: Cli, server: Script) -> None:
     row = dict.fromkeys(("starter", "since", "expires_at"))
     row |= dict.fromkeys(("run_id", "step_id", "tenant", "workflow_id"), "x")

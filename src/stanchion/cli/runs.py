@@ -21,6 +21,7 @@ from stanchion.cli.text import (
     lines_of,
     pairs,
     rows_of,
+    sentence,
     table,
     whole_ident,
 )
@@ -168,7 +169,7 @@ def why_lines(answer: dict[str, Any], tenant: str | None) -> Iterator[str]:
     ``tenant``: the one that was asked for, which the commands to do it need too.
     """
     first, *_ = findings = answer["findings"]
-    yield f"{cell(first['detail'])} ({cell(first['code'])})"
+    yield sentence(f"{cell(first['detail'])} ({cell(first['code'])})")
     yield f"to do: {_remedy(first, tenant)}"
     yield ""
     columns: dict[str, Column] = {
@@ -200,7 +201,8 @@ def wait_lines(answer: dict[str, Any]) -> Iterator[str]:
         )
         for row in waits:
             yield ""
-            yield f"{cell(row['waits_for'])}: {cell(row['detail'])} ({cell(row['code'])})"
+            about = f"{cell(row['waits_for'])}: {cell(row['detail'])} ({cell(row['code'])})"
+            yield sentence(about)
             yield f"to do: {_remedy(row, row['tenant'])}"
 
 

@@ -62,6 +62,12 @@ def excerpt(value: str | None) -> str:
     return whole if len(whole) <= width else whole[: width - 1] + "…"
 
 
+def sentence(text: str) -> str:
+    """A sentence in lines that fit the terminal. Not for commands, which are copied."""
+    room = shutil.get_terminal_size(fallback=(0, 0)).columns
+    return textwrap.fill(text, room, break_long_words=False) if room else text
+
+
 class FlexibleCell(str):
     """A cell with a shorter form, for terminals that are too narrow for the whole one."""
 

@@ -212,6 +212,7 @@ list_command(
         "JOBS/S": lambda row: _or(row["job_rate_per_s"], "no limit"),
         "ADMISSION": "admission",
     },
+    watch=True,
 )
 
 
