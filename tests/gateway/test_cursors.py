@@ -10,7 +10,7 @@ import pytest
 
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.system import ManualClock, SystemEntropy
-from stanchion.gateway.cursors import Cursors, CursorSeal
+from stanchion.gateway.cursors import KEY_TRUSTED_MS, Cursors, CursorSeal
 from stanchion.gateway.route import Route
 from stanchion.gateway.routes import ROUTES
 from stanchion.ports.records import BadCursor
@@ -168,18 +168,47 @@ def test_the_length_of_a_cursor_does_not_tell_the_length_of_its_text() -> None:
     assert len({len(seal.seal("x" * size)) for size in range(1, 33)}) == 1
 
 
+class Replicas:
+    """Two replicas on one store, with a clock that tests set."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(self.clock)
+        self.first, self.second = self.another(), self.another()
+
+    def another(self) -> Cursors:
+        return Cursors(self.store, SystemEntropy(), self.clock)
+
+
 async def test_replicas_agree_and_a_restart_changes_nothing() -> None:
-    store = MemoryStore(ManualClock())
-    first, second = Cursors(store, SystemEntropy()), Cursors(store, SystemEntropy())
-    sealed = (await first.of("runs", "acme")).seal("x")
-    assert await second.open(sealed, "runs", "acme") == "x"
-    assert await Cursors(store, SystemEntropy()).open(sealed, "runs", "acme") == "x"
+    two = Replicas()
+    sealed = (await two.first.of("runs", "acme")).seal("x")
+    assert await two.second.open(sealed, "runs", "acme") == "x"
+    assert await two.another().open(sealed, "runs", "acme") == "x"
 
 
 async def test_a_key_that_a_failover_lost_is_replaced_on_every_replica() -> None:
-    store = MemoryStore(ManualClock())
-    first, second = Cursors(store, SystemEntropy()), Cursors(store, SystemEntropy())
-    await first.of("runs")
-    await store.delete_document("secret", "cursors")
-    sealed = (await second.of("runs")).seal("x")
-    assert await first.open(sealed, "runs") == "x"
+    two = Replicas()
+    await two.first.of("runs")
+    await two.store.delete_document("secret", "cursors")
+    sealed = (await two.second.of("runs")).seal("x")
+    assert await two.first.open(sealed, "runs") == "x"
+
+
+async def test_no_cursor_is_sealed_with_a_lost_key_for_long() -> None:
+    two = Replicas()
+    await two.first.of("runs")
+    await two.store.delete_document("secret", "cursors")
+    await two.second.of("runs")  # creates another key
+    two.clock.advance(KEY_TRUSTED_MS)
+    sealed = (await two.first.of("runs")).seal("x")
+    assert await two.second.open(sealed, "runs") == "x"
+
+
+async def test_a_lost_key_is_written_back_by_a_replica_that_knows_it() -> None:
+    two = Replicas()
+    sealed = (await two.first.of("runs")).seal("x")
+    await two.store.delete_document("secret", "cursors")
+    two.clock.advance(KEY_TRUSTED_MS)
+    await two.first.of("runs")
+    assert await two.second.open(sealed, "runs") == "x"

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stanchion.gateway import GatewayOptions
+from stanchion.adapters.system import SystemClock, SystemEntropy
+from stanchion.gateway import GatewayOptions, cursors
 from tests.gateway.asgi import opened
 from tests.gateway.house import ADMIN, House, bearer, opened_house
 from tests.services.faulty_locks import Fault
@@ -179,6 +180,21 @@ async def test_a_stream_outlives_a_store_that_was_away(house: House) -> None:
         run_id = await house.start()
         assert run_id.encode() in await feed.until(b"job_dispatched")
         assert house.store.calls["feed"] >= failed + 2
+
+
+async def test_a_stream_goes_on_with_the_key_that_replaced_a_lost_one(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cursors, "KEY_TRUSTED_MS", 1)
+    async with opened(house.app, "GET", "/v1/events") as feed:
+        await feed.next()
+        await house.store.delete_document("secret", "cursors")
+        other = cursors.Cursors(house.store.port, SystemEntropy(), SystemClock())
+        await other.of("runs")  # another replica creates another key
+        await asyncio.sleep(0.002)
+        await house.start()
+        seen = parsed(await feed.until(b"job_dispatched"))
+    assert await other.open(seen[-1]["id"], "follow_events", "default")
 
 
 @pytest.mark.parametrize("given", ["dream", "a" * 2000, b"\xff"])

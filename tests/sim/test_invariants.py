@@ -419,3 +419,7 @@ def test_no_valid_request_is_called_invalid() -> None:
     assert good(must.valid_request_is_understood("start", 422, b'{"code":"idempotency_mismatch"}'))
     assert not good(must.valid_request_is_understood("start", 422, b'{"code":"invalid_request"}'))
     assert not good(must.valid_request_is_understood("start", 500, b""))
+    cursor = b'{"detail":"cursor: not a cursor of this list"}'
+    assert good(must.valid_request_is_understood("timeline", 422, cursor, may_be_lost=True))
+    assert not good(must.valid_request_is_understood("timeline", 422, cursor))
+    assert not good(must.valid_request_is_understood("timeline", 422, b"", may_be_lost=True))

@@ -10,9 +10,11 @@ the tag authenticates context and text and is the nonce of the key stream. It ne
 and no counter, and the same position always gives the same cursor, as event ids require. Text is
 padded, so that its length does not leak.
 
-The key is a document in the store, created once and shared by all replicas. Each process reads it
-once. A cursor that does not open is tried again with the key as it is stored now, in case a
-failover of the store lost the first one.
+The key is a document in the store, created once and shared by all replicas. A failover of the store
+may lose it just after its creation, and another replica may then create another. So a process
+trusts the key that it has read for five seconds, tries a cursor that does not open again with the
+key as it is stored now, and writes its own key back if the store has none. A cursor that was sealed
+with a lost key, before the failover or in the five seconds after it, may be refused.
 """
 
 from __future__ import annotations
@@ -25,11 +27,15 @@ from typing import Final
 
 import msgspec
 
+from stanchion.core.lease import Moment
+from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendCorrupt
 from stanchion.ports.records import BadCursor
 from stanchion.ports.store import Documents
 
+KEY_TRUSTED_MS: Final = 5_000
+"""A key that was read so long ago is read again before a cursor is sealed with it."""
 _KIND: Final = "secret"
 _NAME: Final = "cursors"
 _TAG_BYTES: Final = 16
@@ -87,34 +93,42 @@ class CursorSeal:
 class Cursors:
     """Makes seals with the deployment's key."""
 
-    def __init__(self, documents: Documents, entropy: Entropy) -> None:
+    def __init__(self, documents: Documents, entropy: Entropy, clock: Clock) -> None:
         self._documents = documents
         self._entropy = entropy
+        self._clock = clock
         self._secret: str | None = None
+        self._read_at = Moment(0)
 
     async def of(self, *context: str) -> CursorSeal:
         """The seal of one list. Raises ``BackendError`` if the key cannot be read."""
-        return CursorSeal(self._secret or await self._read(), context)
+        # Again if the answer itself is too old: this process may have been paused meanwhile.
+        while self._secret is None or self._clock.moment() - self._read_at >= KEY_TRUSTED_MS:
+            await self._read()
+        return CursorSeal(self._secret, context)
 
     async def open(self, sealed: str, *context: str) -> str:
         """The store's cursor. Raises ``BadCursor`` and ``BackendError``."""
+        before = self._secret or await self._read()
         try:
-            return (await self.of(*context)).open(sealed)
+            return CursorSeal(before, context).open(sealed)
         except BadCursor:
-            before = self._secret
-            if await self._read() == before:
+            now = await self._read()
+            if now == before:
                 raise
-            return (await self.of(*context)).open(sealed)
+            return CursorSeal(now, context).open(sealed)
 
     async def _read(self) -> str:
-        """Read the key from the store; create it if there is none."""
+        """Read the key from the store; write one if there is none."""
+        asked_at = self._clock.moment()
         known = await self._documents.document(_KIND, _NAME)
         if known is None:
-            fresh = self._entropy.token() + self._entropy.token()
-            known = await self._documents.put_document(_KIND, _NAME, fresh, read=0)
+            # Cursors that this process has sealed stay valid if its key is written back.
+            wanted = self._secret or self._entropy.token() + self._entropy.token()
+            known = await self._documents.put_document(_KIND, _NAME, wanted, read=0)
             if known is None:  # another replica was first
                 known = await self._documents.document(_KIND, _NAME)
         if known is None or not isinstance(known.value, str):
             raise BackendCorrupt("the stored key for cursors is not text")
-        self._secret = known.value
+        self._secret, self._read_at = known.value, asked_at
         return known.value

@@ -51,7 +51,7 @@ class GatewayState:
             admin_key=options.admin_key,
         )
         self.auth = Auth(self.keys)
-        self.cursors = Cursors(services.store, services.entropy)
+        self.cursors = Cursors(services.store, services.entropy, services.clock)
         self.bodies = Bodies(options)
         self.answers = LargeAnswers(options.answers_bytes_max)
         self.load = Load(options, services.registry, services.entropy.unit)

@@ -494,9 +494,16 @@ def retry_after_in_bounds(status: int, retry_after_ms: int | None) -> Iterator[s
 _NOT_UNDERSTOOD: Final = frozenset({400, 401, 403, 405, 406, 413, 414, 415, 422, 500, 501})
 
 
-def valid_request_is_understood(call: str, status: int, body: bytes) -> Iterator[str]:
-    """Callers send valid requests, but for a key with another input: none is called invalid."""
-    if status in _NOT_UNDERSTOOD and b"idempotency_mismatch" not in body:
+def valid_request_is_understood(
+    call: str, status: int, body: bytes, *, may_be_lost: bool = False
+) -> Iterator[str]:
+    """Callers send valid requests, but for a key with another input: none is called invalid.
+
+    ``may_be_lost``: a failover may have lost the key that a cursor was sealed with.
+    """
+    is_other_input = b"idempotency_mismatch" in body
+    is_lost_cursor = may_be_lost and b"not a cursor of this list" in body
+    if status in _NOT_UNDERSTOOD and not is_other_input and not is_lost_cursor:
         yield f"{call}: {status} {body.decode()[:200]}"
 
 

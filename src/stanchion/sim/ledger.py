@@ -24,6 +24,7 @@ from stanchion.core.plan import Plan
 from stanchion.core.settings import DEFAULTS, Settings, read_settings
 from stanchion.core.topic_limits import TopicLimit, token_ttl_ms
 from stanchion.core.why import Finding, RunFacts, Surroundings, why
+from stanchion.gateway.cursors import KEY_TRUSTED_MS
 from stanchion.ports.bus import Disposition, Retry
 from stanchion.ports.clock import Clock
 from stanchion.ports.records import (
@@ -338,6 +339,11 @@ class Ledger:
         """Whether the store has just failed over: what was read before it may be lost."""
         now_s = asyncio.get_running_loop().time()
         return now_s <= self.failed_over_at_s + _ON_ITS_WAY_S
+
+    def may_be_lost(self, *, asked_at_s: float) -> bool:
+        """Whether a cursor that was asked for then may be sealed with a key that was lost."""
+        trusted_s = KEY_TRUSTED_MS / 1_000 / 0.99  # by a clock that drifts
+        return asked_at_s <= self.failed_over_at_s + trusted_s
 
     def _compare_audit(self, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
         """Check that the audit log grew by what a person has changed, and in the same step."""

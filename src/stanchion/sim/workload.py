@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from random import Random
 from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
@@ -235,7 +236,7 @@ class Callers:
             timeout_s=CALL_TIMEOUT_S,
             pace=pace,
             on_event=lambda signal: self._told(signal, Instant(clock.moment())),
-            transport=_Heard(self.network, self.history),
+            transport=_Heard(self.network, self.ledger),
         )
 
     def begin(self, ask: Ask, asking: list[asyncio.Task[None]]) -> None:
@@ -460,11 +461,14 @@ class Callers:
 class _Heard(CallerTransport):
     """Checks the answers to callers, and that callers wait as long as they were asked to."""
 
-    def __init__(self, network: Network, history: History) -> None:
+    def __init__(self, network: Network, ledger: Ledger) -> None:
         super().__init__(network)
-        self._history = history
+        self._ledger = ledger
+        self._history = ledger.history
         self._asked: dict[tuple[str, str, bytes], tuple[float, float]] = {}
         """For each request that was refused: when, and for how many seconds to wait."""
+        self._cursors: dict[str, float] = {}
+        """When the pages were asked for that have given each cursor."""
 
     async def send(self, request: Request) -> HttpReply | NoReply:
         same = (request.method, request.path, request.body)
@@ -475,8 +479,15 @@ class _Heard(CallerTransport):
         )
         outcome = await super().send(request)
         if isinstance(outcome, HttpReply):
-            said = must.valid_request_is_understood(request.name, outcome.status, outcome.body)
+            said = must.valid_request_is_understood(
+                request.name,
+                outcome.status,
+                outcome.body,
+                may_be_lost=self._ledger.may_be_lost(asked_at_s=self._cursor_asked_at_s(request)),
+            )
             self._history.check("no valid request is called invalid", said)
+            if b'"cursor":"' in outcome.body:
+                self._cursors[msgspec.json.decode(outcome.body)["cursor"]] = now_s
         if isinstance(outcome, HttpReply) and outcome.status in {429, 503}:
             asked_ms = _asked_ms(outcome)
             self._history.check(
@@ -485,6 +496,11 @@ class _Heard(CallerTransport):
             )
             self._asked[same] = (asyncio.get_running_loop().time(), (asked_ms or 0) / 1_000)
         return outcome
+
+    def _cursor_asked_at_s(self, request: Request) -> float:
+        """When the cursor of a request was asked for; now if it has none."""
+        given = dict(parse_qsl(urlsplit(request.path).query)).get("cursor", "")
+        return self._cursors.get(given, asyncio.get_running_loop().time())
 
 
 def _asked_ms(refusal: HttpReply) -> int | None:

@@ -72,7 +72,9 @@ async def follow_events(call: Call[NoBody, Followed]) -> Stream:
     if after is None and call.query.run_id is None:
         after = await store.feed_position(call.tenant)
     seal = await call.state.cursors.of(*_feed_of(call))
-    return Stream(_parts(call, after, seal), EVENT_STREAM, call.tenant)
+    # The position is sent first, so that a client that is disconnected at once can resume from it.
+    first = b": events follow\n\n" if after is None else b"id: %b\n\n" % seal.seal(after).encode()
+    return Stream(_parts(call, after, first), EVENT_STREAM, call.tenant)
 
 
 def _feed_of(call: Call[NoBody, Followed]) -> tuple[str, str]:
@@ -95,22 +97,21 @@ async def _last_event_id(call: Call[NoBody, Followed]) -> str | None:
 
 
 async def _parts(
-    call: Call[NoBody, Followed], after: str | None, seal: CursorSeal
+    call: Call[NoBody, Followed], after: str | None, first: bytes
 ) -> AsyncGenerator[bytes, None]:
-    """Events and heartbeats, until the server drains.
+    """The first part, then events and heartbeats, until the server drains.
 
     At most one page is in memory: the next one is read when the client has read this one.
     """
     clock, run_id = call.services.clock, call.query.run_id
     heartbeat_ms = call.state.options.heartbeat_s * 1000
     limit = _PAGE_MIN
-    # The position is sent first, so that a client that is disconnected at once can resume from it.
-    yield b": events follow\n\n" if after is None else b"id: %b\n\n" % seal.seal(after).encode()
+    yield first
     spoke_at = clock.moment()
     with call.services.waiters.feed(call.tenant) as changed:
         while not call.state.draining.is_set():
-            page = await _next(call, after, limit)
-            if page.entries:
+            page, seal = await _next(call, after, limit)
+            if seal is not None:
                 after = page.entries[-1].position
                 lines = sum(len(each.entries) for each in page.entries)
                 limit = min(2 * limit, _PAGE_MAX) if lines < _PAGE_LINES else _PAGE_MIN
@@ -134,11 +135,17 @@ async def _turn(call: Call[NoBody, Followed], part: bytes) -> None:
     await call.state.answers.turn(len(part), call.tenant)
 
 
-async def _next(call: Call[NoBody, Followed], after: str | None, limit: int) -> FeedPage:
+async def _next(
+    call: Call[NoBody, Followed], after: str | None, limit: int
+) -> tuple[FeedPage, CursorSeal | None]:
+    """The next page, and the seal for its ids; no seal if the page has no entries."""
     try:
-        return await call.services.waiters.read_feed(call.tenant, after=after, limit=limit)
+        page = await call.services.waiters.read_feed(call.tenant, after=after, limit=limit)
+        # For each page: a stream outlives the time for which a key is trusted.
+        seal = await call.state.cursors.of(*_feed_of(call)) if page.entries else None
     except BackendError:
-        return _NOTHING  # the store is unavailable: the stream stays open and resumes later
+        return _NOTHING, None  # the store is unavailable: the stream stays open and resumes later
+    return page, seal
 
 
 async def _rendered(call: Call[NoBody, Followed], page: FeedPage, seal: CursorSeal) -> list[bytes]:
