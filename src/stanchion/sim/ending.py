@@ -140,7 +140,12 @@ def _check_told(world: World) -> None:
                 "every answered start exists",
                 [f"{key}: run {run_id} is not there" for run_id in missing],
             )
-            begun = {each for each in run_ids if not gave_up_waiting(_run(state, each))}
+            # A key is forgotten with its run: the ledger judges each start when it is made.
+            begun = {
+                each
+                for each in run_ids
+                if each not in world.ledger.purged and not gave_up_waiting(_run(state, each))
+            }
             said = [f"{key}: callers were told of {sorted(begun)}"] if len(begun) > 1 else []
             world.history.check("one run per key", said)
         for run_id, status in callers.told.items():
