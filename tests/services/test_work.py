@@ -196,6 +196,10 @@ def test_a_piece_that_was_interrupted_counts_what_the_thread_used() -> None:
     assert times.piece(0.010, 0.010) == pytest.approx(0.010)
 
 
+def test_the_first_piece_that_was_interrupted_counts_what_the_thread_used() -> None:
+    assert Times().piece(1.500, 0.020) == pytest.approx(0.020)
+
+
 def test_nobody_is_told_to_wait_longer_than_half_a_minute() -> None:
     bench = Bench()
     bench.budget.charge(ACME, 1e9)

@@ -106,7 +106,9 @@ class Stopwatch:
         self.processor_s = processor_s
         self.wall_s = wall_s
         self._read_at_s = 0.0
-        self._used_s = 0.0
+        # Read at once: from zero, the first piece would count all of its wall time, also that in
+        # which the machine served other processes.
+        self._used_s = processor_s()
 
     def since(self, begun_s: float) -> float:
         """How much processor time a piece has used that began at this time of ``wall_s``."""
