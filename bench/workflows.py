@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["FAN", "NOTHING", "ONE_JOB", "THREE_STEPS", "TOPICS"]
+__all__ = ["FAN", "FAN_PARALLEL", "NOTHING", "ONE_JOB", "PARALLEL", "THREE_STEPS", "TOPICS"]
 
 TOPICS: Final = ("bench.first", "bench.second", "bench.third")
 
@@ -35,6 +35,11 @@ THREE_STEPS: Final[dict[str, Any]] = {
 }
 """One after the other, each with what the one before it gave."""
 
-FAN: Final[dict[str, Any]] = {
-    "steps": {"each": {"for_each": "${input.items}", "topic": TOPICS[0], "input": {"n": "${item}"}}}
-}
+_EACH: Final = {"for_each": "${input.items}", "topic": TOPICS[0], "input": {"n": "${item}"}}
+
+FAN: Final[dict[str, Any]] = {"steps": {"each": _EACH}}
+"""A job for each item of a list."""
+
+PARALLEL: Final = 50
+FAN_PARALLEL: Final[dict[str, Any]] = {"steps": {"each": {**_EACH, "parallel": PARALLEL}}}
+"""The same, with at most so many jobs at a time."""
