@@ -309,6 +309,44 @@ def test_the_keyboard_goes_everywhere(scene: Scene, visits: Visits) -> None:
     assert tab.evaluate("document.activeElement.id") == "q"
 
 
+def test_a_chart_is_read_with_pointer_and_keys(visits: Visits) -> None:
+    tab = visits.begin().tab("")
+    # A sample is taken every five seconds while a console is open.
+    tab.locator("#plot-starts svg").wait_for(timeout=15_000)
+    plot, words = tab.locator("#plot-starts"), tab.locator("#plot-starts output")
+    assert words.inner_text().startswith("now: admitted ")
+    plot.locator("svg").hover()
+    assert plot.locator(".cursor").count() == 1
+    assert "admitted " in words.inner_text()
+    assert not words.inner_text().startswith("now")
+    tab.mouse.move(0, 0)
+    wait_for("the end", lambda: words.inner_text().startswith("now"))
+    assert plot.locator(".cursor").count() == 0
+    plot.focus()
+    tab.keyboard.press("ArrowLeft")
+    assert plot.locator(".cursor").count() == 1
+    assert words.get_attribute("aria-live") == "polite"
+    plot.get_by_role("link", name="hide refused").click()
+    tab.wait_for_url("**/console?hide=refused")
+    assert tab.locator("#plot-starts").get_attribute("data-pick") == "2 4"
+
+
+def test_the_error_of_a_run_is_in_sight_on_a_small_screen(scene: Scene, visits: Visits) -> None:
+    tenant, workflow = "a-tenant-with-a-rather-long-name", "summarise-the-letters-of-the-week"
+    scene.workflow(workflow, {"steps": {"work": {"topic": "wide.work"}}}, tenant)
+    labels = {f"label-number-{number}": "with-a-value-of-some-length" for number in range(4)}
+    run = scene.start(workflow, tenant, labels=labels)
+    error = "TimeoutError: the model did not answer within 60 s"
+    scene.finish(scene.lease("wide.work", tenant=tenant), error=error, tenant=tenant)
+    wait_for("the failure", lambda: scene.run(run, tenant)["status"] == "failed")
+    tab = visits.begin(viewport={"width": 1280, "height": 800}).tab("/runs")
+    row = tab.locator(f"#row-{run}")
+    assert row.get_by_text(error).bounding_box()["x"] < 1150
+    assert tab.evaluate(
+        "(each => each.scrollWidth <= each.clientWidth)(document.querySelector('.scroll'))"
+    )
+
+
 # ── Every page ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -344,9 +382,11 @@ def test_axe_finds_nothing_and_a_phone_is_wide_enough(scene: Scene, visits: Visi
     paths = [
         page.path.replace("shared/{workflow_id}", "shared/common").format(**names) for page in PAGES
     ]
-    for path in paths:
-        tab.goto(f"{path}?tenant=axe")
-        wrong += _axe(tab, path)
+    for path in ["", *paths]:
+        tab.goto(f"{path}?tenant=axe" if path else "/console")
+        if not path:
+            tab.locator(".plot svg").first.wait_for(timeout=15_000)
+        wrong += _axe(tab, path or "/console")
         tab.set_viewport_size({"width": PHONE, "height": 800})
         width = tab.evaluate("document.documentElement.scrollWidth")
         wrong += [f"{path} is {width} px wide on a phone"] if width > PHONE else []

@@ -446,7 +446,7 @@ async def test_a_schedule_has_a_page_with_its_runs_and_is_changed_there(
     assert b"none yet" not in page
     (row,) = [each for each in parsed(page) if each.name == "tr" and run_id in each.text]
     assert "running" in row.text
-    assert "beside the ticks" in row.text
+    assert "a trigger" in row.text
     stored = values(await browser.get(here))
     assert (stored["input"], stored["labels"], stored["jitter_s"]) == ('{"n":7}', "team:red", "30")
     wrong = await browser.post(here, **{**stored, "tenant": "acme", "cron": "soon"})
