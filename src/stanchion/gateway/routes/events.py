@@ -101,7 +101,7 @@ async def _parts(
 ) -> AsyncGenerator[bytes, None]:
     """The first part, then events and heartbeats, until the server drains.
 
-    At most one page is in memory: the next one is read when the client has read this one.
+    At most one encoded page is in memory: the next one is read when the client has read this one.
     """
     clock, run_id = call.services.clock, call.query.run_id
     heartbeat_ms = call.state.options.heartbeat_s * 1000
@@ -115,7 +115,10 @@ async def _parts(
                 after = page.entries[-1].position
                 lines = sum(len(each.entries) for each in page.entries)
                 limit = min(2 * limit, _PAGE_MAX) if lines < _PAGE_LINES else _PAGE_MIN
-                for part in await page.rendered(run_id, partial(_rendered, call, page, seal)):
+                parts = await page.rendered(run_id, partial(_rendered, call, page, seal))
+                # What was read is freed before it is sent: a client may read slowly, or not at all.
+                page = _NOTHING
+                for part in parts:
                     await _turn(call, part)
                     yield part
                     spoke_at = clock.moment()
