@@ -3,10 +3,10 @@
     python -m tests.acceptance.neighbours SPEC
 
 The program runs in a process of its own at the lowest priority, so that the caller whose latency
-is measured shares neither its interpreter nor its share of the processor. It reads names of
-neighbours from its standard input. For each it prepares what the neighbour needs, prints a line
-once the load is on, keeps it on until the next line of input, and prints how often each status was
-answered.
+is measured shares neither its interpreter nor its share of the processor. It reads lines with the
+names of one or more neighbours from its standard input. For each line it prepares what they need,
+prints a line once their loads are on, keeps them on until the next line of input, and prints how
+often each status was answered.
 
 A neighbour is a coroutine function that takes a ``Loud`` and returns the load: a coroutine that
 goes on until it is cancelled. ``CATALOGUE`` lists them by name.
@@ -726,25 +726,31 @@ async def _main(spec: Spec) -> None:
     """Do what each line of the input says, until there is none."""
     known = {name: Loud(spec, name) for name in CATALOGUE}
     lines = _lines()
-    async for name in lines:
-        loud = known[name]
-        loud.statuses.clear()
-        loud.begun.clear()
-        try:
-            await loud.register()
-            load = asyncio.ensure_future(await CATALOGUE[name].prepare(loud))
-        except (OSError, TimeoutError) as error:
-            _say({"begun": None, "fault": f"cannot prepare {name}: {error!r}"})
-            continue
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(loud.begun.wait(), _BEGIN_S_MAX)
-        _say({"begun": name})
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(anext(lines, ""), _LOAD_S_MAX)
-        load.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await load
-        _say(Statuses({key: count for key, count in loud.statuses.items() if count}))
+    async for line in lines:
+        some = [known[name] for name in line.split()]
+        loads = []
+        for loud in some:
+            loud.statuses.clear()
+            loud.begun.clear()
+            try:
+                await loud.register()
+                loads.append(asyncio.ensure_future(await CATALOGUE[loud.tenant].prepare(loud)))
+            except (OSError, TimeoutError) as error:
+                _say({"begun": None, "fault": f"cannot prepare {loud.tenant}: {error!r}"})
+                break
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_BEGIN_S_MAX):
+                    await asyncio.gather(*(loud.begun.wait() for loud in some))
+            _say({"begun": line})
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(anext(lines, ""), _LOAD_S_MAX)
+        for load in loads:
+            load.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
+        if len(loads) == len(some):
+            counted = sum((loud.statuses for loud in some), Counter[str]())
+            _say(Statuses({key: count for key, count in counted.items() if count}))
 
 
 async def _lines() -> AsyncIterator[str]:

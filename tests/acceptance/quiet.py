@@ -225,11 +225,11 @@ class Street:
         after = [replica.processor_ns() for replica in self._stack.replicas]
         return msgspec.structs.replace(seen, starvation=max(map(starvation, before, after)))
 
-    async def beside(self, name: str, seconds: float) -> Seen:
-        """Measure the quiet tenant beside one neighbour."""
-        self._program.tell(name)
+    async def beside(self, names: str, seconds: float) -> Seen:
+        """Measure the quiet tenant beside a neighbour, or several with a space between names."""
+        self._program.tell(names)
         begun = await self._program.line(_BEGIN_S_MAX)
-        assert begun == {"begun": name}, begun
+        assert begun == {"begun": names}, begun
         seen = await self.alone(seconds)
         self._program.tell("stop")
         said = msgspec.convert(await self._program.line(_BEGIN_S_MAX), Statuses)

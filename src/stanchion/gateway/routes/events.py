@@ -34,7 +34,7 @@ ROUTES: Final = RouteTable()
 
 EVENT_STREAM: Final = b"text/event-stream"
 POLL_S: Final = 1.0
-_PAGE_MIN: Final = 4
+_PAGE_MIN: Final = 1
 _PAGE_MAX: Final = 64
 """Commits in one read of the feed; fewer, if those of the last read had many lines."""
 _PAGE_LINES: Final = 1_000
@@ -65,8 +65,9 @@ async def follow_events(call: Call[NoBody, Followed]) -> Stream:
     """Server-sent events of the tenant's runs or of one, resumable by `Last-Event-ID`."""
     store = call.services.store
     if call.query.run_id is not None:
-        loaded = await store.load(RunId(call.query.run_id))
-        if loaded is None or loaded.run.tenant != call.tenant:
+        # Read once for all streams that are opened at the same time: a run may be large.
+        run_id = RunId(call.query.run_id)
+        if await call.services.waiters.finished(run_id, within_s=0, of=call.tenant) is None:
             raise RequestRefused(not_found("run"))
     after = await _last_event_id(call)
     if after is None and call.query.run_id is None:
