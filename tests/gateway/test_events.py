@@ -79,6 +79,23 @@ async def test_of_one_run_everything_is_told_from_its_beginning_and_nothing_else
     assert events[0]["event"] == "run_started"
 
 
+async def test_a_run_is_read_once_for_streams_that_are_opened_at_the_same_time(
+    house: House,
+) -> None:
+    run_id = await house.start()
+    await house.ask("POST", f"/v1/runs/{run_id}/cancel")
+    before = house.store.calls["load"]
+    async with AsyncExitStack() as streams:
+        target = f"/v1/events?run_id={run_id}"
+        feeds = [
+            await streams.enter_async_context(opened(house.app, "GET", target)) for _ in range(20)
+        ]
+        # None of them has run yet: opening one does not wait for it.
+        parts = await asyncio.gather(*(feed.next() for feed in feeds))
+        assert set(parts) == {b": events follow\n\n"}
+    assert house.store.calls["load"] - before <= 2
+
+
 async def test_a_silent_stream_is_kept_warm() -> None:
     async with (
         opened_house(GatewayOptions(heartbeat_s=0)) as house,
