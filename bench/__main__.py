@@ -67,6 +67,7 @@ GROUPS: Final = (
     Group("http", http.rows),
     Group("storm", storm.rows),
     Group("tenants", tenants.rows),
+    Group("neighbours", tenants.neighbour_rows),
     Group("flow", flow.rows, is_long=True),
     Group("idle", idle.rows),
     Group("limits", limits.rows),

@@ -8,7 +8,8 @@ refused.
 The same is measured on a bare endpoint without tenants and store, to show the effect of the
 machine: callers and servers share its cores.
 
-Finally the quiet tenant is measured beside the most expensive neighbours of the acceptance tests.
+``neighbour_rows`` measures the quiet tenant beside the most expensive neighbours of the acceptance
+tests.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from bench.workflows import ONE_JOB
 from tests.acceptance import quiet as hostile
 from tests.acceptance.stack import Kind
 
-__all__ = ["rows"]
+__all__ = ["neighbour_rows", "rows"]
 
 QUIET, LOUD = "quiet", "loud"
 QUIET_PER_S = 50.0
-WORST = ("schema-any-of", "broken-large-bodies", "costly-expressions", "results", "large-outputs")
+WORST = ("wide-for-each", "large-outputs", "many-topics", "reruns", "cursor-walks", "results")
+"""Those with the largest p99 in ``docs/explanation/neighbours.md``."""
 CROWD = 2_500
 """More than the server takes on at once, from one tenant and in all."""
 
@@ -44,7 +46,12 @@ def rows(pace: Pace) -> list[Row]:
             on_sqlite = _on("SQLite", site, pace)
         with distributed() as site:
             on_redis = _on("Valkey", site, pace)
-        return [*on_sqlite, *on_redis, _of_the_machine(echo, pace), _beside_the_worst(pace)]
+        return [*on_sqlite, *on_redis, _of_the_machine(echo, pace)]
+
+
+def neighbour_rows(pace: Pace) -> list[Row]:
+    """Measure beside the most expensive neighbours, on SQLite and on two replicas."""
+    return [_beside_the_worst(kind, pace) for kind in (Kind.SQLITE, Kind.REPLICAS)]
 
 
 def _on(name: str, site: Site, pace: Pace) -> list[Row]:
@@ -94,21 +101,21 @@ def _beside_and_alone(url: str, pace: Pace) -> _Measured:
     return _Measured(beside / alone, note)
 
 
-def _beside_the_worst(pace: Pace) -> Row:
-    """Measure beside the most expensive neighbours of the acceptance tests."""
-    seen = asyncio.run(_beside_each(WORST, max(2.0, pace.seconds)))
+def _beside_the_worst(kind: Kind, pace: Pace) -> Row:
+    seen = asyncio.run(_beside_each(kind, WORST, max(2.0, pace.seconds)))
     name = max(WORST, key=lambda each: seen[each].p99_ms)
     worst, alone = seen[name], seen[QUIET]
     allowed_ms = max(50.0, 3 * alone.p99_ms)
     note = (
         f"{name}: {worst.p99_ms:.1f} ms, alone {alone.p99_ms:.1f} ms, allowed {allowed_ms:.1f} ms"
     )
-    label = "quiet tenant's p99 beside the worst neighbour, against its limit"
+    where = "SQLite" if kind is Kind.SQLITE else "two replicas"
+    label = f"quiet tenant's p99 on {where} beside the worst neighbour, against its limit"
     return at_most(label, worst.p99_ms / allowed_ms, "×", 1, note)
 
 
-async def _beside_each(names: Sequence[str], seconds: float) -> dict[str, hostile.Seen]:
-    with hostile.hostile_stack(Kind.SQLITE) as stack:
+async def _beside_each(kind: Kind, names: Sequence[str], seconds: float) -> dict[str, hostile.Seen]:
+    with hostile.hostile_stack(kind) as stack:
         async with hostile.street(stack) as beside:
             await beside.quiet.measure(1.0)
             seen = {QUIET: await beside.quiet.measure(seconds)}
