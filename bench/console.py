@@ -1,8 +1,9 @@
 """The console: how long a page takes with much behind it, and what open consoles cost the server.
 
-The store holds ten thousand active runs and a thousand tenants. Every page is fetched by itself,
-again and again. Then ten viewers keep their streams open and fetch their pages again every second,
-as the console's script does while something changes all the time.
+The store holds ten thousand active runs and a thousand tenants; one more tenant has a full inbox of
+approvals, and a schedule with runs. Every page is fetched by itself, again and again. Then ten
+viewers keep their streams open and fetch their pages again every second, as the console's script
+does while something changes all the time.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ TIMES, TIMES_QUICK = 50, 3
 VIEWERS: Final = 10
 WATCHED_S, WATCHED_S_QUICK = 20.0, 2.0
 WATCHED: Final = ("/console", "/console/runs", "/console/admission")
+INBOX: Final = "inbox"
+"""The tenant whose runs wait for a person."""
+ASKS: Final = {"steps": {"ask": {"approval": {"message": "May it go out?"}}}}
+INPUT: Final = {"text": "x" * 10_000}
+APPROVALS, TRIGGERED = 25, 20
 
 
 def rows(pace: Pace) -> list[Row]:
@@ -39,7 +45,19 @@ def rows(pace: Pace) -> list[Row]:
         file = Path(directory) / "store.db"
         filled_file(STOCK_QUICK if pace.is_quick else STOCK, file)
         with embedded(file) as site:
+            _ask(site)
             return [_pages(site, pace), _viewers(site, pace)]
+
+
+def _ask(site: Site) -> None:
+    """Fill the first page of the inbox and the list of a schedule's runs."""
+    site.prepare({"ask": ASKS}, tenant=INBOX)
+    for _ in range(APPROVALS):
+        site.call("POST", "/v1/workflows/ask/runs", {"input": INPUT}, INBOX)
+    schedule = {"workflow_id": "ask", "every_s": 86_400, "input": INPUT}
+    site.call("PUT", "/v1/schedules/daily", schedule, INBOX)
+    for _ in range(TRIGGERED):
+        site.call("POST", "/v1/schedules/daily/trigger", {}, INBOX)
 
 
 def _pages(site: Site, pace: Pace) -> Row:
@@ -49,6 +67,7 @@ def _pages(site: Site, pace: Pace) -> Row:
     with closing(_connection(site)) as connection:
         (run,) = site.call("GET", "/v1/runs?limit=1", tenant="*")["runs"]
         paths.append(f"/console/runs/{run['run_id']}?tenant={run['tenant']}")
+        paths.append(f"/console/schedules/daily?tenant={INBOX}")
         for path in paths:
             _fetch(connection, path)  # the first fetch compiles the template
             for _ in range(TIMES_QUICK if pace.is_quick else TIMES):
