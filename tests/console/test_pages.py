@@ -530,6 +530,21 @@ async def test_time_in_the_queue_is_not_run_time(world: ConsoleHouse, browser: B
     assert re.search(r"In the queue ?\d+(\.\d)? m?s .*Runs for ?\d+ ms", begun), begun
 
 
+@in_one_loop
+async def test_a_step_that_failed_before_its_first_attempt_is_not_called_not_begun(
+    world: ConsoleHouse, browser: Browser
+) -> None:
+    broken = {"steps": {"calc": {"topic": "calc.work", "input": {"x": "${input.missing}"}}}}
+    house, path = world.house, "/v1/workflows/broken"
+    put = await house.ask("PUT", path, broken, key=ADMIN, tenant="acme")
+    assert put.status == 200, put.body
+    started = await house.ask("POST", f"{path}/runs", {}, key=ADMIN, tenant="acme")
+    run_id = started.json["run_id"]
+    page = (await browser.get(f"/console/runs/{run_id}?tenant=acme")).body
+    assert b"failed before it began" in page
+    assert b"not begun" not in page
+
+
 async def test_charts_are_drawn_by_the_server_and_a_series_can_be_hidden() -> None:
     async with opened_console(has_keys=False) as opened:
         browser = await opened.browser()
