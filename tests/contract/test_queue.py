@@ -31,7 +31,6 @@ from stanchion.core.queue import (
 )
 from stanchion.core.schedule import TickMark
 from stanchion.ports.records import (
-    ADMISSIONS_MAX,
     Admission,
     CommitConflict,
     Committed,
@@ -310,7 +309,7 @@ async def _many_wait(store: Store, count: int) -> list[RunId]:
     """Runs that are queued, in their order."""
     waiting: list[RunId] = []
     while len(waiting) < count:
-        now, some = await store.now(), min(ADMISSIONS_MAX, count - len(waiting))
+        now, some = await store.now(), min(store.admissions_max, count - len(waiting))
         wanted = [admission(now, queue=QueueRequest()) for _ in range(some)]
         verdicts = await store.admit_many(wanted, within_ms=WITHIN_MS)
         assert all(isinstance(each, Queued) for each in verdicts)

@@ -35,7 +35,6 @@ from stanchion.core.schedule import TickMark
 from stanchion.core.transition import DispatchJob
 from stanchion.ports.errors import BackendTimeout
 from stanchion.ports.records import (
-    ADMISSIONS_MAX,
     Accepted,
     Admission,
     CommitConflict,
@@ -295,12 +294,12 @@ async def test_a_call_that_comes_too_late_admits_none_of_its_runs(store: Store) 
 
 
 async def test_a_call_may_have_no_runs_and_as_many_as_the_port_says(store: Store) -> None:
-    await store.put_tenant(ACME, Tenant(max_concurrent_runs=ADMISSIONS_MAX - 1))
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=store.admissions_max - 1))
     now = await store.now()
     assert await _admit_many(store) == ()
-    wanted = [admission(now, TWO_JOBS, key=f"k{number}") for number in range(ADMISSIONS_MAX)]
+    wanted = [admission(now, TWO_JOBS, key=f"k{number}") for number in range(store.admissions_max)]
     verdicts = await _admit_many(store, *wanted)
-    cap = ADMISSIONS_MAX - 1
+    cap = store.admissions_max - 1
     assert verdicts == (*(Admitted(each.run.id) for each in wanted[:-1]), Full(cap, cap))
     for each in wanted[:-1]:
         found = await loaded(store, each.run.id)

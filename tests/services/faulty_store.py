@@ -72,6 +72,11 @@ class FaultyStore:
         """Whoever is at this end is dead: nothing it sends arrives, nothing comes back."""
         self._is_cut = True
 
+    @property
+    def admissions_max(self) -> int:
+        """A constant of the adapter."""
+        return self.real.admissions_max
+
     def prepare_admissions(self, admissions: Sequence[Admission]) -> Sequence[Admission]:
         """Done by the caller itself: no fault can happen to it."""
         return self.real.prepare_admissions(admissions)

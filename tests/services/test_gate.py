@@ -25,6 +25,7 @@ from stanchion.core.model import (
 )
 from stanchion.core.rerun import RerunOptions, RerunRefused
 from stanchion.core.schema import InputSchema
+from stanchion.core.workflow import ForEachSpec
 from stanchion.ports.bus import Bell
 from stanchion.ports.records import Admission, Tenant
 from stanchion.services.gate import StartRow
@@ -266,6 +267,25 @@ async def test_a_batch_with_large_inputs_takes_more_steps_of_the_store(
     answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
     assert [type(answer) for answer in answers] == [RunStarted] * 30
     assert house.store.calls["admit_many"] == steps
+    # Now it is known that the workflow has no for-each.
+    more = [row._replace(key=f"more-{row.key}") for row in rows]
+    await house.gate.start_many(ACME, WorkflowId("plain"), more, actor="caller")
+    assert house.store.calls["admit_many"] == steps + 1
+
+
+@virtual
+async def test_a_batch_whose_workflow_has_become_a_for_each_takes_more_steps_of_the_store(
+    gates: Gatehouse,
+) -> None:
+    await gates.define(None)
+    house = gates.add()
+    rows = [StartRow({"l": [0] * 400}, {}, f"key-{number}") for number in range(30)]
+    await house.started()
+    each = ForEachSpec(for_each="${input.l}", topic=Topic("work"), input="${item}")
+    await gates.store.put_workflow(ACME, workflow("plain", each=each))
+    answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
+    assert [type(answer) for answer in answers] == [RunStarted] * 30
+    assert house.store.calls["admit_many"] == 1 + 15
 
 
 # ── Idempotency ──────────────────────────────────────────────────────────────────────────────────

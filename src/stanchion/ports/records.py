@@ -161,10 +161,6 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueRequest = QueueRequest()
 
 
-ADMISSIONS_MAX: Final = 100
-"""Runs that one step of the store admits. It is busy for some milliseconds with as many."""
-
-
 class StartTerms(msgspec.Struct, frozen=True):
     """What decides on a start with a new key, apart from its tenant's slots."""
 

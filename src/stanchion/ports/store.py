@@ -99,6 +99,9 @@ from stanchion.ports.records import (
 class Runs(Protocol):
     """Runs: admission, commits, inbox, timeline, lists."""
 
+    admissions_max: int
+    """Runs that one call of ``admit_many`` may have: the store is busy for some milliseconds."""
+
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
         """Create a run, or return why not, as ``core.admission.judge`` decides.
 
@@ -117,7 +120,7 @@ class Runs(Protocol):
     async def admit_many(
         self, admissions: Sequence[Admission], *, within_ms: int
     ) -> tuple[Verdict, ...]:
-        """Admit runs of one tenant, at most ``ADMISSIONS_MAX``, in one transaction.
+        """Admit runs of one tenant, at most ``admissions_max``, in one transaction.
 
         The verdicts are those of ``admit`` for one after the other: a run that is refused does not
         affect the others. If the call fails, none of them is created, or all that were not refused.

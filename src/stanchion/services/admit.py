@@ -17,6 +17,7 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
+    Iterator,
     Mapping,
     Sequence,
 )
@@ -70,6 +71,8 @@ STATUS_MS_MAX: Final = 500
 TRIES_MAX: Final = 5
 """Tries in a row in which the workflow changed between reading and admitting."""
 
+STEP_ITEMS_MAX: Final = 1_000
+"""Items of for-each steps that one call to the store creates, if it has several runs."""
 _TURNS_TO_SEND: Final = 2
 """Turns of the event loop: a caller goes on in the next one, and its call is sent in the second."""
 
@@ -342,7 +345,12 @@ class Admitter:
                     for place, row in zip(stale, fresh, strict=True):
                         known[place] = row
                     asked = [row.admission for row in fresh]
-                verdicts |= zip(stale, await self._ask_many(call, asked), strict=True)
+                said = [
+                    verdict
+                    for part in (_by_items(asked) if tried else [asked])
+                    for verdict in await self._ask_many(call, part)
+                ]
+                verdicts |= zip(stale, said, strict=True)
                 stale = [
                     place
                     for place in stale
@@ -618,6 +626,20 @@ class Admitter:
         self._outage.failed(error)
         code = GateCode.LIMIT_CHECK_FAILED if call.is_locked else GateCode.GATE_UNAVAILABLE
         return GateFailed(code, error, self._pacing.away(Backend.STORE))
+
+
+def _by_items(admissions: Sequence[Admission]) -> Iterator[list[Admission]]:
+    """Admissions in parts with few items: a new version of a workflow may begin a for-each."""
+    part: list[Admission] = []
+    items = 0
+    for each in admissions:
+        items += len(each.run.items)
+        if part and items > STEP_ITEMS_MAX:
+            yield part
+            part, items = [], len(each.run.items)
+        part.append(each)
+    if part:
+        yield part
 
 
 def _topics(transition: Transition) -> set[Topic]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -56,7 +56,7 @@ from stanchion.core.schema import InputSchema
 from stanchion.core.settings import Settings
 from stanchion.core.steps.foreach import TOO_MANY_ITEMS
 from stanchion.core.transition import Transition
-from stanchion.ports.records import ADMISSIONS_MAX, Admission
+from stanchion.ports.records import Admission
 from stanchion.services.admit import Admitter, GateCall, PreparedRow, PreparedStart
 from stanchion.services.context import ReplicaContext
 from stanchion.services.gate_answers import (
@@ -86,8 +86,8 @@ _NAME_BYTES: Final = 24
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _ITEMS_AT_ONCE: Final = 1_000
 STEP_VALUES_MAX: Final = 1_000
-"""Values in the inputs of the rows that one step of a batch admits: a for-each begins an item for
-each value of a list, and other callers wait while all of them are written."""
+"""Values in the inputs of the rows that one step of a batch admits, if they may begin a for-each:
+it begins an item for each value of a list, and other callers wait while all are written."""
 _UNKNOWN: Final = WorkflowId("")
 """A rerun's workflow, until its run was read."""
 
@@ -184,8 +184,11 @@ class Gate:
         self._work.check(tenant)
         begun: list[asyncio.Task[list[StartAnswer]]] = []
         turn: _Turn | None = None
+        # To count values takes time, and only a for-each begins an item for each.
+        values_max = STEP_VALUES_MAX if self._plans.may_begin_items(tenant, workflow_id) else None
+        rows_max = self._context.store.admissions_max
         async with asyncio.TaskGroup() as group:
-            for some in _in_steps(rows):
+            for some in _in_steps(rows, rows_max, values_max):
                 given = [
                     _Given(row.input, dict(row.labels), actor, queue=row.queue, key=row.key)
                     for row in some
@@ -755,16 +758,24 @@ def _asked(call: GateCall, subject: WorkflowId, body: JsonObject) -> str:
     return "" if call.key is None else fingerprint(subject, body)
 
 
-def _in_steps(rows: Sequence[StartRow]) -> Iterator[list[StartRow]]:
-    """The rows of a batch in parts of which each is small enough for one step of the store."""
+def _in_steps(
+    rows: Iterable[StartRow], rows_max: int, values_max: int | None
+) -> Iterator[list[StartRow]]:
+    """The rows of a batch in parts of which each is small enough for one step of the store.
+
+    A row with labels takes a store as long as two without.
+    """
     step: list[StartRow] = []
-    values = 0
+    size = values = 0
     for row in rows:
-        count = _values_in(row.input, STEP_VALUES_MAX)
-        if step and (len(step) == ADMISSIONS_MAX or values + count > STEP_VALUES_MAX):
+        width = 2 if row.labels else 1
+        count = 0 if values_max is None else _values_in(row.input, values_max)
+        is_full = values_max is not None and values + count > values_max
+        if step and (is_full or size + width > rows_max):
             yield step
-            step, values = [], 0
+            step, size, values = [], 0, 0
         step.append(row)
+        size += width
         values += count
     if step:
         yield step
@@ -772,14 +783,15 @@ def _in_steps(rows: Sequence[StartRow]) -> Iterator[list[StartRow]]:
 
 def _values_in(value: JsonValue, at_most: int) -> int:
     """How many values a JSON value has; those beyond ``at_most`` are not counted."""
-    count, rest = 0, [value]
+    count = 1
+    rest = [value] if type(value) in _HOLDERS else []
     while rest and count < at_most:
-        count += 1
-        match rest.pop():
-            case dict(members):
-                rest.extend(members.values())
-            case list(entries):
-                rest.extend(entries[:at_most])
-            case _:
-                pass
-    return count
+        holder = rest.pop()
+        assert isinstance(holder, dict | list)
+        inside = holder.values() if isinstance(holder, dict) else holder[:at_most]
+        count += len(inside)
+        rest += [each for each in inside if type(each) in _HOLDERS]
+    return min(count, at_most)
+
+
+_HOLDERS: Final = frozenset({dict, list})

@@ -26,7 +26,7 @@ from stanchion.core.model import (
     split_name,
 )
 from stanchion.core.plan import Plan, link, subworkflows
-from stanchion.core.workflow import JobSpec, Workflow
+from stanchion.core.workflow import ForEachSpec, ForEachWorkflowSpec, JobSpec, Workflow
 from stanchion.ports.records import RunSummary, StartTerms
 from stanchion.ports.store import Definitions
 from stanchion.services.limiter import CoalescedRead
@@ -130,6 +130,14 @@ class Plans:
             if isinstance(found, Linked) or (is_later and found is not None):
                 return found
             is_later = True
+
+    def may_begin_items(self, tenant: TenantId, workflow_id: WorkflowId) -> bool:
+        """Whether a run of the plan in the cache, if there is one, may begin a for-each."""
+        known = self._newest.get((tenant, workflow_id))
+        return known is None or any(
+            isinstance(step.spec, ForEachSpec | ForEachWorkflowSpec)
+            for step in known.plan.steps.values()
+        )
 
     async def _read_newest(self, tenant: TenantId, workflow_id: WorkflowId) -> _Newest:
         key = (tenant, workflow_id)

@@ -136,6 +136,11 @@ class StorePort:
         """This object, typed as the store port."""
         return cast("Store", self)
 
+    @property
+    def admissions_max(self) -> int:
+        """A constant of the adapter."""
+        return self._server.real.admissions_max
+
     def prepare_admissions(self, admissions: Sequence[Admission]) -> Sequence[Admission]:
         """Done by the caller itself: nothing is sent."""
         return self._server.real.prepare_admissions(admissions)

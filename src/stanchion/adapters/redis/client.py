@@ -327,9 +327,25 @@ class Script:
         assert self.takes_more or len(known) == len(self.key_names), self.name
         return pack("EVALSHA", self.sha, len(known), *known, *arguments)
 
+    def call_with(
+        self, keys: Sequence[str], arguments: Sequence[str | bytes | int]
+    ) -> Callable[[bytes], bytes]:
+        """The command as a function of its first argument. The others are packed once, here."""
+        before = _without_count(pack("EVALSHA", self.sha, len(keys), *keys))
+        after = _without_count(pack(*arguments))
+        count = 4 + len(keys) + len(arguments)
+        return lambda first: b"".join(
+            (b"*%d\r\n" % count, before, b"$%d\r\n%b\r\n" % (len(first), first), after)
+        )
+
     def load(self) -> bytes:
         """The command that loads the script."""
         return pack("SCRIPT", "LOAD", self.source)
+
+
+def _without_count(packed: bytes) -> bytes:
+    """A packed command without the number of its words."""
+    return packed[packed.index(b"\n") + 1 :]
 
 
 def _text(package: str, name: str) -> str:

@@ -110,6 +110,8 @@ _OPEN = {JobState.READY: OpenJobState.READY, JobState.LEASED: OpenJobState.LEASE
 class MemoryRuns(MemoryPart):
     """See ``ports.store.Runs``."""
 
+    admissions_max = 100
+
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
         self._state.promote(admission.run.tenant)
         return self._admit(admission, within_ms)

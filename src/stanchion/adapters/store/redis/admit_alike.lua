@@ -4,8 +4,8 @@
 -- KEYS   runs feed versions shared_versions queued budgets reservations
 -- KEYS   more*
 --          of each run: run out timeline
--- ARGV   1  what they have in common, a MessagePack map: what part terms takes, and
---             not_after                 in this server's milliseconds
+-- ARGV   1  the time after which nothing is admitted, in this server's milliseconds
+--        2  what they have in common, a MessagePack map: what part terms takes, and
 --             count, jobs, timers       of runs, of jobs of a run, of timers of a run
 --             fields, keyed             how many words of a run's hash, and runs with a key
 --             topics                    of the jobs of a run
@@ -20,13 +20,14 @@
 --           of each timer of each run: when it is due, its name
 -- ANSWER {'admitted'}, or {'apart'} if each must be judged by itself: then nothing was written
 -- USES   time text budgets ready terms
-local ask = cmsgpack.unpack(ARGV[1])
+local ask = cmsgpack.unpack(ARGV[2])
 local count, tenant = ask.count, ask.tenant
 local OF_RUN = 3 -- keys of a run
 local named = #KEYS - OF_RUN * count
 
 -- Where each kind of words begins.
-local rows = 2 + 3 * ask.jobs
+local kinds = 3
+local rows = kinds + 3 * ask.jobs
 local width = 1 + ask.fields + 2 * (ask.jobs + ask.timers)
 local jobs = rows + count * width
 local keyed = jobs + 4 * count * ask.jobs
@@ -37,7 +38,7 @@ local timers = unfinished + 2 * count
 local ends = timers + 2 * count * ask.timers
 
 local function are_admitted()
-  if now > ask.not_after then
+  if now > tonumber(ARGV[1]) then
     return false
   end
   local config = read_config(tenant)
@@ -95,7 +96,7 @@ end
 local number = numbers(count * ask.jobs)
 local ready, open = {}, {}
 for i = 0, count * ask.jobs - 1 do
-  local of, job = 2 + 3 * (i % ask.jobs), jobs + 4 * i
+  local of, job = kinds + 3 * (i % ask.jobs), jobs + 4 * i
   ready[2 * i + 1], ready[2 * i + 2] = 0, ARGV[of] .. padded(number + i + 1) .. ARGV[job]
   open[4 * i + 1] = ARGV[job + 1]
   open[4 * i + 2] = ARGV[of + 1] .. cmsgpack.pack(number + i + 1) .. ARGV[of + 2]

@@ -152,17 +152,17 @@ DEFAULT_CAP: Final = _DEFAULTS.max_concurrent_runs or ""
 
 
 class EncodedAdmissions(NamedTuple):
-    """The arguments of ``admit.lua`` or ``admit_alike.lua``, apart from the time limit."""
+    """The arguments of ``admit.lua``, apart from the time limit."""
 
     common: _Ask
-    rows: Sequence[str | bytes]
+    rows: list[bytes]
 
-    def arguments(self, not_after: Instant) -> list[str | bytes]:
+    def arguments(self, not_after: Instant) -> list[bytes]:
         return [_pack({**self.common, "not_after": not_after}), *self.rows]
 
 
-def encode_alike(admissions: Sequence[Admission]) -> EncodedAdmissions | None:
-    """The arguments of ``admit_alike.lua`` for admissions of one tenant, at least one.
+def encode_alike(admissions: Sequence[Admission]) -> list[str | bytes] | None:
+    """The arguments of ``admit_alike.lua`` for admissions of one tenant, without the time limit.
 
     ``None`` if they are not alike.
     """
@@ -245,7 +245,7 @@ def encode_alike(admissions: Sequence[Admission]) -> EncodedAdmissions | None:
         "waiting": first.before is not None,
         "queue": ("", "", first.queue.on_full or False),
     }
-    return EncodedAdmissions(common, [*rows, *work, *keys, *listed, *places, *unfinished, *timed])
+    return [_pack(common), *rows, *work, *keys, *listed, *places, *unfinished, *timed]
 
 
 _JOB_BEGINS: Final = bytes([0x90 + 14]) + _pack(("ready", 0, 0))[1:]
@@ -291,7 +291,7 @@ def encode_admissions(
     }
     common["definitions"], common["shared"] = _definitions(first.definitions)
     timers: dict[int, tuple[object, ...]] = {}
-    rows: list[str | bytes] = []
+    rows: list[bytes] = []
     for each in admissions:
         ask = _admission(each, timers, items.get(each.run.id))
         if each.transition.timeline is not first.transition.timeline:

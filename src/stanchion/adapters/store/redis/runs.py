@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Final, assert_never
 
@@ -114,12 +114,14 @@ _MISSES: Final = {
 class PreparedAdmissions(tuple[Admission, ...]):  # noqa: SLOT001 - it has attributes
     """Admissions of one tenant, encoded for the script that may admit them."""
 
-    alike: encode.EncodedAdmissions | None = None
+    alike: Callable[[Instant], RedisRequest] | None = None
     apart: encode.EncodedAdmissions | None = None
 
 
 class RedisRuns(Sharded):
     """See ``ports.store.Runs``."""
+
+    admissions_max = 200
 
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
         (verdict,) = await self._admit_apart(PreparedAdmissions((admission,)), within_ms)
@@ -130,11 +132,22 @@ class RedisRuns(Sharded):
             return admissions
         prepared = PreparedAdmissions(admissions)
         if len(admissions) > 1:
-            prepared.alike = encode.encode_alike(admissions)
+            prepared.alike = self._alike(admissions)
         is_large = any(len(each.run.items) > _CHUNK for each in admissions)
         if admissions and prepared.alike is None and not is_large:
             prepared.apart = self._encoded(admissions, {})
         return prepared
+
+    def _alike(self, admissions: Sequence[Admission]) -> Callable[[Instant], RedisRequest] | None:
+        """The request that admits runs that begin alike, by its time limit."""
+        words = encode.encode_alike(admissions)
+        if words is None:
+            return None
+        tenant = admissions[0].run.tenant
+        shard = shard_of_tenant(tenant)
+        runs = [each.run.id for each in admissions]
+        more = self._shards.keys.of_runs(_KEYS_OF_ALIKE, shard, runs)
+        return self._shards.step_in_time("admit_alike", shard, words, tenant=tenant, more_keys=more)
 
     def _encoded(
         self, admissions: Sequence[Admission], items: Mapping[RunId, list[str]]
@@ -160,27 +173,19 @@ class RedisRuns(Sharded):
         return await self._admit_apart(asked, within_ms)
 
     async def _admit_alike(
-        self, admissions: Sequence[Admission], encoded: encode.EncodedAdmissions, within_ms: int
+        self,
+        admissions: Sequence[Admission],
+        make: Callable[[Instant], RedisRequest],
+        within_ms: int,
     ) -> bool:
         """Admit runs that begin alike; ``False`` if each must be judged by itself."""
-        first = admissions[0].run
-        shard = shard_of_tenant(first.tenant)
-        runs = [each.run.id for each in admissions]
-        more = self._shards.keys.of_runs(_KEYS_OF_ALIKE, shard, runs)
-
-        def make(not_after: Instant) -> RedisRequest:
-            words = encoded.arguments(not_after)
-            return self._shards.step(
-                "admit_alike", shard, *words, tenant=first.tenant, more_keys=more
-            )
-
-        reply = await ask_in_time(
-            self._shards.client, self._shards.keys.slots[shard], within_ms, make
-        )
-        if reply != [b"admitted"]:
+        tenant = admissions[0].run.tenant
+        shard = shard_of_tenant(tenant)
+        slot = self._shards.keys.slots[shard]
+        if await ask_in_time(self._shards.client, slot, within_ms, make) != [b"admitted"]:
             return False
-        for run_id in runs:
-            self._shards.remember(run_id, first.tenant)
+        for each in admissions:
+            self._shards.remember(each.run.id, tenant)
         self._shards.expect_jobs(shard, admissions[0].transition.effects)
         return True
 

@@ -105,6 +105,30 @@ class Shards:
         packed = script.call([*keys, *more_keys] if more_keys else keys, arguments)
         return RedisRequest(self.keys.slots[shard], packed, script, is_repeatable)
 
+    def step_in_time(
+        self,
+        name: str,
+        shard: int,
+        arguments: Sequence[str | bytes | int],
+        *,
+        tenant: str,
+        more_keys: Sequence[str],
+    ) -> Callable[[Instant], RedisRequest]:
+        """A request that writes, by the time limit that is its first argument.
+
+        All else is packed at once.
+        """
+        script = script_of(name)
+        assert name in _WRITES
+        keys = self.keys.all_of(script.key_names, shard, tenant=tenant)
+        packed = script.call_with([*keys, *more_keys], arguments)
+
+        def make(not_after: Instant) -> RedisRequest:
+            self.expect_due()
+            return RedisRequest(self.keys.slots[shard], packed(b"%d" % not_after), script)
+
+        return make
+
     def step_at(
         self,
         name: str,

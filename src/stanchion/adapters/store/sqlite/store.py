@@ -143,6 +143,9 @@ class SqliteStore:
 
     # ── Verbs: what they promise is in ``ports.store`` ───────────────────────────────────────────
 
+    admissions_max = 400
+    """A commit, with its sync to disk, costs as much as writing a hundred runs."""
+
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
         not_after = Instant(self._clock.now() + within_ms)
         return await self.writer.call(
