@@ -65,13 +65,17 @@ class Certificates:
                     await writer.drain()
             writer.transport.abort()
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             theirs, ours = await asyncio.open_connection("127.0.0.1", server.port)
-            pipes = asyncio.gather(pipe(reader, ours), pipe(theirs, writer))
-            open_pipes.append(pipes)
-            await pipes
+            await asyncio.gather(pipe(reader, ours), pipe(theirs, writer))
 
-        open_pipes: list[asyncio.Future[tuple[None, None]]] = []
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            # Noted before it connects, which takes long on a busy machine: all are waited for.
+            carried = asyncio.create_task(carry(reader, writer))
+            open_pipes.append(carried)
+            await carried
+
+        open_pipes: list[asyncio.Task[None]] = []
         proxy = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
         try:
             yield f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"

@@ -47,15 +47,20 @@ class _Line:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._server.port)
-        there = asyncio.create_task(self._copy(reader, far_writer, is_reply=False))
+        ends = [writer]
+        there: asyncio.Task[None] | None = None
         try:
+            # It takes long on a busy machine, and the case may be over meanwhile.
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._server.port)
+            ends.append(far_writer)
+            there = asyncio.create_task(self._copy(reader, far_writer, is_reply=False))
             await self._copy(far_reader, writer, is_reply=True)
         except asyncio.CancelledError:
             pass  # The case is over.
         finally:
-            there.cancel()
-            for each in (writer, far_writer):
+            if there is not None:
+                there.cancel()
+            for each in ends:
                 each.transport.abort()
             self._tasks.discard(task)
 
