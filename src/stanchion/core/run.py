@@ -246,6 +246,17 @@ def _apply(draft: Draft, event: Event) -> Ignored | None:
         return Ignored.RUN_FINISHED
     draft.begin_event(event.actor)
     match event:
+        # Results first: there are more of them than of all other events.
+        case (
+            AttemptSucceeded()
+            | AttemptFailed()
+            | JobDied()
+            | JobDiscarded()
+            | JobReplayed()
+            | Approved()
+            | Rejected()
+        ):
+            ignored = _handle(draft, event.step_id, event)
         case Started():
             ignored = _start(draft)
         case Promoted():
@@ -267,16 +278,6 @@ def _apply(draft: Draft, event: Event) -> Ignored | None:
             ignored = _handle(draft, timer.step_id, event)
         case JobReturned():
             ignored = _note_return(draft, event)
-        case (
-            AttemptSucceeded()
-            | AttemptFailed()
-            | JobDied()
-            | JobDiscarded()
-            | JobReplayed()
-            | Approved()
-            | Rejected()
-        ):
-            ignored = _handle(draft, event.step_id, event)
         case _:
             assert_never(event)
     _settle(draft)

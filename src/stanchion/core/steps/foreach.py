@@ -141,14 +141,15 @@ def handle(draft: Draft, step: PlannedStep, event: Event, inside: Inside) -> Ign
     )
     if isinstance(after, Ignored):
         return after
-    if after.status.is_finished:
+    is_finished = after.status.is_finished
+    if is_finished and after.input is not msgspec.UNSET:
         after = msgspec.structs.replace(after, input=msgspec.UNSET)
     draft.put_item(key, after)
     if after.status is StepStatus.SUCCEEDED:
         draft.note("item_succeeded", step.id, item=index, attempt=after.attempt)
-    starts_next = after.status.is_finished and state.items.pending > 0
+    starts_next = is_finished and state.items.pending > 0
     counts = _count(draft, step, before, after, begun=starts_next)
-    if after.status.is_finished and not _ended(draft, step, counts) and starts_next:
+    if is_finished and not _ended(draft, step, counts) and starts_next:
         following = ItemKey(step.id, state.items.to_run[-state.items.pending])
         item = draft.item(following)
         work = _input_of(draft, step, following.item, item)
