@@ -95,7 +95,7 @@ from stanchion.ports.records import (
 from stanchion.services import schedules as schedule_service
 from stanchion.services.bulk import BulkService, NewBulk
 from stanchion.services.limiter import SharedChecks, StartFound, TenantLimiter
-from stanchion.services.settings import RulesInForce
+from stanchion.services.settings import RulesInForce, SettingsService
 from stanchion.sim.bus import BusPort
 from stanchion.sim.replica import Mutant
 from stanchion.sim.servers import LockPort, SimLocks, SimStore
@@ -569,6 +569,11 @@ class _WildRetries(BusPort):
         await super().consume(wild, at_once_max=at_once_max)
 
 
+async def _reads_no_more(_service: SettingsService) -> None:
+    """Leave the settings as they were read at the beginning."""
+    await asyncio.Event().wait()
+
+
 def _renews_no_tokens(replica: Replica) -> None:
     """A lease is renewed, and its tokens are not."""
     limits, store = replica.services.limits, replica.services.store
@@ -965,6 +970,11 @@ ALL: Final = (
         name="jitter-out-of-bounds",
         says="retry delays are outside their window",
         bus_port=_WildRetries,
+    ),
+    Mutant(
+        name="settings-read-once",
+        says="a replica reads the settings when it begins, and not again",
+        applied=_patched(SettingsService, "run", _reads_no_more),
     ),
     Mutant(
         name="item-stops-others",

@@ -29,7 +29,7 @@ from stanchion.core.model import (
     WorkflowId,
 )
 from stanchion.core.retry import RETRIES, Budget, Fixed, RetryClass
-from stanchion.core.settings import AdmissionSettings, LockBusy, Settings
+from stanchion.core.settings import DEFAULTS, AdmissionSettings, LockBusy, Settings
 from stanchion.core.topic_limits import LimitScope, TopicLimit
 from stanchion.ports.records import JobState
 from stanchion.sim import invariants as must
@@ -412,6 +412,17 @@ def test_a_patch_is_in_the_settings_and_callers_wait_as_asked() -> None:
     assert not good(must.patch_is_applied({"a": {"b": 1}}, {}))
     assert good(must.waited_as_asked(1.2, 1.2))
     assert not good(must.waited_as_asked(1.1, 1.2))
+
+
+def test_the_settings_in_force_are_those_that_are_stored_and_read() -> None:
+    other = structs.replace(DEFAULTS, admission=AdmissionSettings(lock_wait_s=1))
+
+    def in_force(acts_by: Settings, has_read: Settings) -> bool:
+        return good(must.settings_in_force("one", stored=other, acts_by=acts_by, has_read=has_read))
+
+    assert in_force(other, other)
+    assert not in_force(DEFAULTS, other)
+    assert not in_force(other, DEFAULTS)
 
 
 def test_no_valid_request_is_called_invalid() -> None:

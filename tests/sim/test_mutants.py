@@ -67,6 +67,7 @@ FOUND_ON = {
     "reserve-without-release": (0, "budgets count what runs reserve and use"),
     "usage-charged-twice": (0, "budgets count what runs reserve and use"),
     "charged-to-any-window": (38, "budgets count what runs reserve and use"),
+    "settings-read-once": (6, "settings are in force everywhere"),
     "item-stops-others": (7, "what is waited for is out there"),
     "rerun-loses-output": (2, "what is reused is what it was"),
     "items-backwards": (0, "runs give what they mean"),

@@ -76,6 +76,7 @@ def check_end(world: World) -> None:
     _check_summaries(world)
     _check_lists(world)
     _check_levels(world)
+    _check_settings(world)
     if not world.scenario.profile.store_loses:
         _check_told(world)
         check_told(world)
@@ -120,6 +121,25 @@ def _check_levels(world: World) -> None:
             if _must_recover(replica)
         ],
     )
+
+
+def _check_settings(world: World) -> None:
+    """Check that every replica acts by the stored settings, and that the ledger knows it."""
+    stored = world.store.real.state.documents.get("settings", {}).get("current")
+    if stored is None:
+        return
+    expected = world.ledger.settings_in(stored.value)
+    for replica in world.replicas:
+        if not replica.is_up:
+            continue
+        name = replica.process.name
+        said = must.settings_in_force(
+            name,
+            stored=expected,
+            acts_by=replica.services.settings.current,
+            has_read=world.ledger.last_read_settings(name),
+        )
+        world.history.check("settings are in force everywhere", said)
 
 
 def _check_told(world: World) -> None:

@@ -462,6 +462,16 @@ def call_retries_in_bounds(delay_ms: int, settings: Iterable[Settings]) -> Itera
         yield f"a call is retried after {delay_ms} ms, but policy allows {windows}"
 
 
+def settings_in_force(
+    replica: str, *, stored: Settings | None, acts_by: Settings, has_read: Settings
+) -> Iterator[str]:
+    """A replica acts by the settings that are stored, and has read them from the store."""
+    if acts_by != stored:
+        yield f"{replica} does not act by the stored settings"
+    if has_read != stored:
+        yield f"{replica} is not known to have read the stored settings"
+
+
 def client_retries_in_bounds(
     told: Retrying, policies: Mapping[RetryClass, RetryPolicy]
 ) -> Iterator[str]:

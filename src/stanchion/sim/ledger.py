@@ -80,7 +80,14 @@ _AUDITED_VERBS: Final = frozenset(
 )
 """Methods that write an audit entry for some of their changes."""
 _COMMITS: Final = frozenset({"commit", "settle"})
-_TALLIED: Final = frozenset({*_COMMITS, "items_at", "admit", "admit_many", "expire_jobs"})
+_BROUGHT: Final = frozenset(
+    {
+        *_COMMITS,
+        *("items_at", "admit", "admit_many", "expire_jobs"),
+        *("document", "put_document"),
+    }
+)
+"""Methods whose answers are counted by the replica, or tell it the settings."""
 _CLOSED: Final = frozenset({Risk.HIGH, Risk.CRITICAL})
 """Classes whose policy no scenario changes: they fail closed."""
 _OPEN_JOBS: Final = frozenset({JobState.READY, JobState.LEASED})
@@ -170,7 +177,7 @@ class Ledger:
 
     def brought(self, link: SimLink, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
         """The answer of the store has reached the replica."""
-        if verb not in _TALLIED:
+        if verb not in _BROUGHT:
             return
         tally = self.tallies[link.caller.name]
         match verb, answer:
@@ -199,10 +206,19 @@ class Ledger:
         known = self.known_settings.setdefault(name, [(None, DEFAULTS)])
         if known[-1][0] == document["settings"]:
             return
-        settings = read_settings(document["settings"], run_lease_ttl_ms=self.run_ttl_ms)
-        if isinstance(settings, Settings):
+        settings = self.settings_in(document)
+        if settings is not None:
             # What began under the settings before these may still end by them.
             known[:] = [known[-1], (document["settings"], settings)]
+
+    def settings_in(self, document: Any) -> Settings | None:  # noqa: ANN401 - JSON
+        """The settings in a stored document."""
+        found = read_settings(document["settings"], run_lease_ttl_ms=self.run_ttl_ms)
+        return found if isinstance(found, Settings) else None
+
+    def last_read_settings(self, name: str) -> Settings:
+        """The settings that a replica has read or written last."""
+        return self.known_settings.get(name, [(None, DEFAULTS)])[-1][1]
 
     def _settings_of(self, name: str) -> list[Settings]:
         """The settings that a replica may act by."""
@@ -663,9 +679,8 @@ class Ledger:
             self.limits = (*(each for each in self.limits if each.id != limit.id), limit)
             self.limits_changed_at_s = asyncio.get_running_loop().time()
         if isinstance(seen.answer, Document) and seen.arguments[0] == "settings":
-            document = seen.arguments[2]["settings"]
-            settings = read_settings(document, run_lease_ttl_ms=self.run_ttl_ms)
-            if isinstance(settings, Settings):
+            settings = self.settings_in(seen.arguments[2])
+            if settings is not None:
                 self.settings.append(settings)
 
     def audited(self, seen: SeenCommand) -> None:
