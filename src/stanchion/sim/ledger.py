@@ -105,6 +105,13 @@ class SeenCommand(NamedTuple):
     is_late: bool
 
 
+class PurgedRun(NamedTuple):
+    """A run that was removed after its retention, and when."""
+
+    run: Run
+    at_s: float
+
+
 @dataclass(slots=True)
 class Ledger:
     """The record of the store."""
@@ -153,7 +160,7 @@ class Ledger:
     """Jobs that were open at a failover. Their results may be lost, but still be applied."""
     clocks: dict[str, Clock] = field(default_factory=dict)
     """The clock of each replica, by process."""
-    purged: set[RunId] = field(default_factory=set)
+    purged: dict[RunId, PurgedRun] = field(default_factory=dict)
     """Runs that were removed after their retention."""
     schedules: ScheduleRecord = field(init=False)
     bulks: BulkRecord = field(init=False)
@@ -657,9 +664,9 @@ class Ledger:
         for run in removed:
             del self.runs[run.id]
             self.explained.pop(run.id, None)
-            self.purged.add(run.id)
+            self.purged[run.id] = PurgedRun(run, asyncio.get_running_loop().time())
         for runs in self.keys.values():
-            for run_id in self.purged.intersection(runs):
+            for run_id in self.purged.keys() & runs.keys():
                 del runs[run_id]
         self.history.tell(f"store  {seen.who.name} removes {len(removed)} runs")
 

@@ -179,6 +179,8 @@ class BulkRecord:
         self._count(is_checked=False)
         known = state.documents.get("bulk", {})
         self._bulks = {name: each for name, each in self._bulks.items() if name in known}
+        for name, each in self._bulks.items():
+            each.settled = _settled(known[name].value)
 
     def _written(self, seen: SeenCommand) -> None:
         kind, name, value = seen.arguments[:3]
@@ -209,7 +211,6 @@ class BulkRecord:
         holder = value.get("holder", "")
         if holder:
             known.holders[holder] = None
-        done, failed = value.get("done", 0), value.get("failed", 0)
         taken = value.get("next", 0)
         check(
             "a bulk action goes forward",
@@ -217,7 +218,7 @@ class BulkRecord:
                 bulk_id, before=known.settled, value=value, matched=len(known.run_ids)
             ),
         )
-        known.settled = done + failed
+        known.settled = _settled(value)
         earned = value["rate_per_s"] * ((now - known.began) / 1_000 + 0.5)
         # A replica that begins or goes on may take a run at once, and reads the record before.
         starts = 1 + sum(self._reads[bulk_id, each] for each in known.holders)
@@ -234,17 +235,30 @@ class BulkRecord:
             self._admitted_s.setdefault(run_id, asyncio.get_running_loop().time())
 
     def _matching(self, value: dict[str, Any], listed: _BulkSeen) -> list[str]:
-        """The runs that a bulk action must list; of those admitted meanwhile, what it lists."""
+        """The runs that a bulk action must list.
+
+        Of those that were admitted or removed while it was created, what it lists.
+        """
         workflow = value["filter"].get("workflow_id")
         took_ms = max(0, self.ledger.store.clock.now() - value["created_at"])
         began_s = asyncio.get_running_loop().time() - took_ms / 1_000
+        named = frozenset(listed.run_ids)
+        there = [
+            run
+            for run in self.ledger.runs.values()
+            if self._admitted_s.get(run.id, 0.0) < began_s or run.id in named
+        ]
+        there += [
+            gone.run
+            for gone in self.ledger.purged.values()
+            if gone.at_s >= began_s and gone.run.id in named
+        ]
         return [
             run.id
-            for run in self.ledger.runs.values()
+            for run in there
             if run.tenant == value["tenant"]
             and workflow in {None, run.workflow_id}
             and run.created_at <= value["created_at"]
-            and (self._admitted_s.get(run.id, 0.0) < began_s or run.id in listed.run_ids)
         ]
 
     def _count(self, *, is_checked: bool = True) -> None:
@@ -273,6 +287,11 @@ class BulkRecord:
     @staticmethod
     def _status(value: Any) -> str:  # noqa: ANN401 - a document
         return str(value.get("status", "running"))
+
+
+def _settled(value: Any) -> int:  # noqa: ANN401 - a document
+    """The runs that a bulk action has settled."""
+    return int(value.get("done", 0) + value.get("failed", 0))
 
 
 # ── Escalation ───────────────────────────────────────────────────────────────────────────────────
