@@ -142,7 +142,8 @@ class Replica:
         )
         self._watch_counts()
         self._watch(vars(self.engine)["_leasing"])
-        for verb in ("start", "start_many", "rerun", "submit"):
+        # Of a batch, each step: its answers are counted also if the caller leaves before the last.
+        for verb in ("start", "_start_rows", "rerun", "submit"):
             self._time(verb)
 
     @property
@@ -195,7 +196,8 @@ class Replica:
             for each in answer if isinstance(answer, list) else [answer]:
                 ledger.gated(process, each, took_s if pauses == process.pauses else 0.0)
                 if isinstance(each, GateFull):
-                    ledger.told_full(arguments[0], asked_at_s=began_s)
+                    tenant = getattr(arguments[0], "tenant", arguments[0])
+                    ledger.told_full(tenant, asked_at_s=began_s)
             return answer
 
         vars(gate)[verb] = timed
