@@ -347,7 +347,8 @@ class World:
             if is_bound_checked and all(task.done() for task in asking) and self._is_all_ended():
                 break
         else:
-            tell_unfinished(self)
+            if not self.history.broken:  # a day that is broken ends early
+                tell_unfinished(self)
         # An announcement of another replica's level lapses after half a minute.
         until_s = loop.time() + _RECOVERY_S_MAX
         while is_escalated(self) and loop.time() < until_s and not self.history.broken:
