@@ -115,7 +115,7 @@ from stanchion.core.model import (
     shard_of_tenant,
     split_name,
 )
-from stanchion.core.queue import PRIORITY_MAX, QUEUE_TIMER, OnFull, frees_key, goes_on
+from stanchion.core.queue import PRIORITY_MAX, PROMOTED_ENTRY, QUEUE_TIMER, OnFull, frees_key
 from stanchion.core.run import queued_line
 from stanchion.core.schedule import TickMark
 from stanchion.core.transition import (
@@ -407,7 +407,8 @@ def encode_commit(commit: Commit, tenant: TenantId, *, key_ttl_ms: int) -> bytes
     ask["applied"] = commit.applied
     ask["status"] = transition.status
     ask["frees_key"] = transition.error is not None and frees_key(transition)
-    ask["goes_on"] = goes_on(commit.applied, transition.status)
+    # As ``core.queue.goes_on`` says, without a call: every commit comes through here.
+    ask["goes_on"] = transition.status.is_finished or PROMOTED_ENTRY in commit.applied
     ask["limit"] = _or_false(_DEFAULTS.max_concurrent_runs)
     return _pack(ask)
 
