@@ -338,6 +338,9 @@ def test_bulk_actions_go_forward_once_and_end() -> None:
     assert not good(must.bulk_goes_forward("b", before=1, value=forward, matched=2))
     over = {**forward, "status": "finished"}
     assert not good(must.bulk_goes_forward("b", before=1, value=over, matched=3))
+    skipped = {"done": 1, "failed": 1, "skipped": 2, "next": 3}
+    assert not good(must.bulk_goes_forward("b", before=1, value=skipped, matched=3))
+    assert good(must.bulk_goes_forward("b", before=1, value={**skipped, "skipped": 1}, matched=3))
     assert good(must.bulk_keeps_rate("b", taken=3, most=3.0))
     assert not good(must.bulk_keeps_rate("b", taken=4, most=3.0))
     assert good(must.acted_once(("b", "run.cancel", "run/r"), 1))

@@ -299,6 +299,9 @@ def bulk_goes_forward(
         yield f"bulk {bulk_id}: {settled} settled, {taken} taken of {matched}"
     if value.get("status") == "finished" and settled != matched:
         yield f"bulk {bulk_id} is finished with {settled} of {matched}"
+    done, skipped = value.get("done", 0), value.get("skipped", 0)
+    if skipped > done:
+        yield f"bulk {bulk_id}: {skipped} of {done} runs that are done were skipped"
 
 
 def bulk_keeps_rate(bulk_id: str, *, taken: int, most: float) -> Iterator[str]:
