@@ -112,7 +112,8 @@ async def test_a_decision_carries_the_data_that_its_schema_asks_for(browser: Bro
     run_id = run.path.rpartition("/")[2]
     page = await browser.get(f"/console/runs/{run_id}?tenant=acme")
     # The key is for all tenants, so a command that is copied from here must name this one.
-    assert f"stanchion approval approve {run_id} ask --tenant acme" in page.body.decode()
+    approve = f"stanchion approval approve {run_id} ask --data @data.json --tenant acme"
+    assert approve in page.body.decode()
     form = {"tenant": "acme", "run_id": run_id, "step_id": "ask", "verdict": "approve"}
     for typed, status in (("much", 422), ("-1", 422)):
         fields = {**form, "data.budget": typed, "comment": "fine"}
