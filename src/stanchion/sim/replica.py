@@ -206,6 +206,7 @@ class Replica:
         """Report what the replica counts for escalation."""
         service, record = self.services.escalating, self.escalation
         really, look = service.count, service.look
+        observe = service._observe  # noqa: SLF001 - the step in which the level changes
 
         def count(**counts: int) -> None:
             record.counted(counts)
@@ -215,6 +216,11 @@ class Replica:
             await look()
             record.compare()
 
+        def observed(*counts: int, **named: int) -> None:
+            observe(*counts, **named)
+            record.compare()  # at once: what follows may wait for the store
+
+        vars(service)["_observe"] = observed
         vars(service)["count"] = count
         vars(service)["look"] = compared
 
