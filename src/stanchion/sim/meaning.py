@@ -106,10 +106,8 @@ class RunOracle:
                 return []
         status = str(run.status)
         self._check_timeline(status)
-        if run.error is not None and run.error.code == "queue_timeout":
-            begun = {name for name, step in run.steps.items() if step.attempt}
-            is_new = run.rerun_of is None
-            self._must(status == "timed_out" and not (begun and is_new), f"{begun} have begun")
+        if all(line.what != "run_started" for line in self._timeline):
+            self._never_begun(status)
             return self.sentences
         is_stopped = status in _STOPPED
         end = self._body(
@@ -379,6 +377,16 @@ class RunOracle:
         return _End(status, output)
 
     # ── The timeline ─────────────────────────────────────────────────────────────────────────────
+
+    def _never_begun(self, status: str) -> None:
+        """Check a run that has waited in the queue until its end. A rerun has what it keeps."""
+        run = self._run
+        begun = {name for name, step in run.steps.items() if step.attempt}
+        self._must(not begun or run.rerun_of is not None, f"{begun} have begun")
+        code = None if run.error is None else run.error.code
+        is_timed_out = status == "timed_out" and code == "queue_timeout"
+        is_cancelled = status == "cancelled" and bool(self._facts.cancels)
+        self._must(is_timed_out or is_cancelled, f"it is {status} in the queue, with {code}")
 
     def _check_timeline(self, status: str) -> None:
         whats = [line.what for line in self._timeline]
