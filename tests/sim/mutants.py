@@ -693,7 +693,14 @@ class _SkipsALine(SimStore):
         self, tenant: TenantId, *, after: str | None, limit: int = 100
     ) -> tuple[FeedEntry, ...]:
         entries = await super().feed(tenant, after=after, limit=limit)
-        return entries[1:] if len(entries) == limit else entries
+        return entries[1:] if len(entries) == limit > 1 else entries
+
+
+class _StandsStill(SimStore):
+    async def feed(
+        self, tenant: TenantId, *, after: str | None, limit: int = 100
+    ) -> tuple[FeedEntry, ...]:
+        return () if limit == 1 else await super().feed(tenant, after=after, limit=limit)
 
 
 class _LongTerms(SimStore):
@@ -1025,6 +1032,11 @@ ALL: Final = (
         name="feed-skips-a-line",
         says="a page of the feed that is full begins one commit too late",
         store=_SkipsALine,
+    ),
+    Mutant(
+        name="feed-stands-still",
+        says="a stream of events that asks for one commit gets none",
+        store=_StandsStill,
     ),
     Mutant(
         name="place-not-given-back",

@@ -75,6 +75,7 @@ FOUND_ON = {
     "rerun-keeps-dependants": (1, "a rerun keeps what it must"),
     "key-for-any-input": (1, "a key belongs to its input"),
     "feed-skips-a-line": (0, "subscribers miss nothing"),
+    "feed-stands-still": (0, "subscribers miss nothing"),
     "place-not-given-back": (0, "nothing is left in a process"),
     "term-too-long": (0, "a lease lasts its term"),
     "purged-early": (5, "only old runs are removed"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -139,8 +140,11 @@ class EventStream:
 class StreamTransport:
     """The SDK's transport, with streams."""
 
-    def __init__(self, network: Network, world: World, chance: Random) -> None:
+    def __init__(
+        self, network: Network, world: World, chance: Random, on_open: Callable[[], None]
+    ) -> None:
         self._network = network
+        self._on_open = on_open
         self._whole = CallerTransport(network)
         self._world = world
         self._chance = chance
@@ -166,7 +170,10 @@ class StreamTransport:
         except TimeoutError:
             stream.break_off()
             return NoReply(Silence.TIMED_OUT, "no answer in time")
-        return stream if outcome is None else outcome
+        if outcome is not None:
+            return outcome
+        self._on_open()
+        return stream
 
     def _arrive(self, replica: HttpServer, exchange: _StreamExchange, stream: EventStream) -> None:
         connection: asyncio.Future[HttpReply | NoReply] = asyncio.get_running_loop().create_future()
@@ -191,6 +198,8 @@ class Subscribers:
     def __init__(self, world: World) -> None:
         self._world = world
         self.seen: dict[str, list[Line]] = {tenant: [] for tenant in TENANTS}
+        self.missable: dict[str, int] = {}
+        """By tenant: the lines that its feed had when its first stream was open."""
         self._is_over = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -213,7 +222,8 @@ class Subscribers:
         for tenant in TENANTS:
             stored, seen = self._stored(tenant), self.seen[tenant]
             # What came before the first stream was open is not missed: nothing says where it began.
-            stored = stored[len(stored) - len(seen) :]
+            due = len(stored) - self.missable.get(tenant, len(stored))
+            stored = stored[len(stored) - max(due, len(seen)) :]
             self._world.history.check(
                 "subscribers miss nothing, and see nothing twice",
                 must.all_seen_once(tenant, stored=stored, seen=seen),
@@ -230,6 +240,9 @@ class Subscribers:
             for line in entry.entries
         ]
 
+    def _opened(self, tenant: str) -> None:
+        self.missable.setdefault(tenant, len(self._stored(tenant)))
+
     async def _follow(self, process: Process, tenant: str) -> None:
         world = self._world
         chance = Random(f"{world.scenario.seed}/{process.name}")  # noqa: S311 - to be foreseen
@@ -244,7 +257,9 @@ class Subscribers:
                 wall=clock.now,
                 sample=chance.random,
             ),
-            transport=StreamTransport(world.network_of(process), world, chance),
+            transport=StreamTransport(
+                world.network_of(process), world, chance, lambda: self._opened(tenant)
+            ),
         )
         after: str | None = None
         while not self._is_over:
