@@ -68,7 +68,7 @@ _PIECE_S: Final = 0.005
 """After a piece of work that took longer, the event loop serves others first."""
 _SWITCH_S: Final = 0.000_1
 """How long a thread may keep the interpreter from others while turns are short."""
-_SHORT_TURNS_MS: Final = 1_000
+_SHORT_TURNS_MS: Final = 250
 """Turns are short for this long after long work of a tenant, or after a refusal."""
 _OVER: Final = "the tenant uses more processor time than its share"
 _SPREAD: Final = 0.25
@@ -129,7 +129,7 @@ class ThreadTurns:
     loop or the worker thread is busy without a pause, each statement waits for up to a whole turn:
     a start took 150 ms beside a tenant that sent heavy files, and takes 13 ms with short turns.
     They cost a tenth of the throughput, so they are used only while a tenant does long work or is
-    refused, and for a second afterwards.
+    refused, and for a quarter of a second afterwards.
     """
 
     def __init__(self) -> None:
@@ -139,14 +139,14 @@ class ThreadTurns:
         """Calls under way that occupy another thread: until they end, turns stay short."""
 
     def shorten(self, now_ms: float) -> None:
-        """Use short turns from now on, for a second."""
+        """Use short turns from now on, for a quarter of a second."""
         if not self._short_until_ms:
             self._usual_s = sys.getswitchinterval()
             sys.setswitchinterval(min(self._usual_s, _SWITCH_S))
         self._short_until_ms = now_ms + _SHORT_TURNS_MS
 
     def relax(self, now_ms: float) -> None:
-        """Return to turns of the usual length if the second is over."""
+        """Return to turns of the usual length if that time is over."""
         if self._short_until_ms and not self.long_calls and now_ms > self._short_until_ms:
             self._short_until_ms = 0.0
             sys.setswitchinterval(self._usual_s)
