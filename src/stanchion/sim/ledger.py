@@ -8,7 +8,7 @@ to compare. The record of locks is in ``lock_ledger``.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -84,13 +84,14 @@ _BROUGHT: Final = frozenset(
     {
         *_COMMITS,
         *("items_at", "admit", "admit_many", "expire_jobs"),
-        *("document", "put_document"),
+        *("document", "put_document", "list_documents"),
     }
 )
 """Methods whose answers are counted by the replica, or tell it the settings."""
 _CLOSED: Final = frozenset({Risk.HIGH, Risk.CRITICAL})
 """Classes whose policy no scenario changes: they fail closed."""
 _OPEN_JOBS: Final = frozenset({JobState.READY, JobState.LEASED})
+_READS_KEPT: Final = 50
 _ON_ITS_WAY_S: Final = 12.0
 """A lease granted before a failover may reach its worker so long after it."""
 
@@ -164,6 +165,14 @@ class Ledger:
     """Runs that were removed after their retention."""
     schedules: ScheduleRecord = field(init=False)
     bulks: BulkRecord = field(init=False)
+    _limits_sent_at_s: dict[str, float] = field(default_factory=dict)
+    """By process: when the store last answered a read of the topic limits."""
+    _limits_read: defaultdict[str, deque[tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=_READS_KEPT))
+    )
+    """By process: when its last answers have arrived, and when the store gave them."""
+    _leased_by: dict[JobId, float] = field(default_factory=dict)
+    """Of the limits that each job was leased by: when the store had them."""
     _observers: dict[str, list[Callable[[SeenCommand], None]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -202,12 +211,27 @@ class Ledger:
             case "expire_jobs", tuple():
                 abandoned = sum(not job.is_timed_out for job in answer)
                 tally["scheduler_job_lock_abandoned"] += abandoned
+            case "list_documents", _ if arguments[0] == "limit":
+                self._limits_arrived(link.caller.name)
             case "document", Document() if arguments[0] == "settings":
                 self._learned(link.caller.name, answer.value)
             case "put_document", Document() if arguments[0] == "settings":
                 self._learned(link.caller.name, arguments[2])
             case _:
                 pass
+
+    def _limits_arrived(self, name: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._limits_read[name].append((now_s, self._limits_sent_at_s[name]))
+
+    def _limits_known_since_s(self, name: str) -> float:
+        """When the store had the limits by which a replica leases now.
+
+        Its tokens may have been taken a second ago.
+        """
+        until_s = asyncio.get_running_loop().time() - 1.0
+        read = [sent_s for arrived_s, sent_s in self._limits_read[name] if arrived_s <= until_s]
+        return read[-1] if read else NEVER_S
 
     def _learned(self, name: str, document: Any) -> None:  # noqa: ANN401 - JSON
         known = self.known_settings.setdefault(name, [(None, DEFAULTS)])
@@ -297,6 +321,8 @@ class Ledger:
     ) -> None:
         """The store has executed a command."""
         seen = SeenCommand(link.caller, verb, arguments, answer, is_late)
+        if verb == "list_documents" and arguments[0] == "limit":
+            self._limits_sent_at_s[link.caller.name] = asyncio.get_running_loop().time()
         rows = self._rows_of(seen) if verb == "admit_many" else [seen]
         for row in rows:
             if row.verb == "admit" and isinstance(row.answer, Queued):
@@ -395,6 +421,8 @@ class Ledger:
         self.schedules.failed_over(state)
         self.bulks.failed_over(state)
         self.failed_over_at_s = asyncio.get_running_loop().time()
+        stored = state.documents.get("limit", {}).values()
+        self.limits = tuple(msgspec.convert(each.value, TopicLimit) for each in stored)
         self.explained.clear()
         self.budgets.failed_over()
         self.runs = {run_id: file.run for run_id, file in state.runs.items()}
@@ -596,6 +624,7 @@ class Ledger:
             )
             self.job_fences[job_id] = each.fence
             self.leases[job_id] = (each.fence, each.expires_at)
+            self._leased_by[job_id] = self._limits_known_since_s(seen.who.name)
             self._term(job_id)
             self.history.tell(f"store  {seen.who.name} {job_id}: leased, {each.deliveries}.")
         if seen.answer:
@@ -729,7 +758,8 @@ class Ledger:
         """Leases are within the topic limits.
 
         Except for a term after writes were lost, and after a limit was lowered. A replica may know
-        the old limit for two seconds, and its last lease by it may be a second on its way.
+        the old limit for two seconds, and its last lease by it may be a second on its way. One that
+        was paused or could not read the limits goes on by those that it knows.
         """
         now_s = asyncio.get_running_loop().time()
         lost_for_s = token_ttl_ms(self.job_ttl_ms) / 1000 + _ON_ITS_WAY_S
@@ -745,6 +775,8 @@ class Ledger:
             for job_id, (_, until) in self.leases.items()
             if until > now and jobs[job_id].state is JobState.LEASED
         ]
+        if any(self._leased_by.get(job.id, 0.0) < self.limits_changed_at_s for job in standing):
+            return
         said = must.topic_limits_hold(self.limits, standing)
         self.history.check("never above a topic limit", said)
 
