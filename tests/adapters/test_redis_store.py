@@ -494,7 +494,9 @@ async def test_runs_of_a_version_without_filtered_lists_are_found(
     assert [run.id for run in (await store.list_runs(None, only=ended)).items] == [first]
     assert len((await store.list_runs(None, only=RunFilter(rerun_of=first))).items) == 3
     await store.purge(finished_before=Instant(await store.now() + 1_000), limit=10)
-    assert (await store.list_runs(None)).items == before[:-1]
+    # Runs of one millisecond are listed in any order.
+    left = tuple(run for run in before if run.id != first)
+    assert (await store.list_runs(None)).items == left
 
 
 async def test_a_store_that_opens_finishes_what_was_shared_by_halves(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,10 @@ from tests.gateway.house import ADMIN, House, opened_house
 async def test_a_replica_is_listed_with_all_members(house: House) -> None:
     answer = await house.ask("GET", "/v1/admin/replicas")
     (row,) = answer.json["replicas"]
-    assert row.pop("started_at") <= row.pop("seen_at")
+    started_at, seen_at = (
+        datetime.fromisoformat(row.pop(each)) for each in ("started_at", "seen_at")
+    )
+    assert started_at <= seen_at
     assert abs(row.pop("clock_offset_ms")) < 1_000
     assert row == {
         "replica": "house",
