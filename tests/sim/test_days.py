@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from itertools import count
 
 import pytest
 
@@ -65,6 +67,14 @@ def test_a_day_is_the_same_in_another_process_with_other_hashes() -> None:
     ]
     assert told[0] == told[1]
     assert told[0].strip() == str([play(draw(seed)).digest for seed in (1, 6)])
+
+
+def test_a_day_is_the_same_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = play(draw(6)).digest
+    slow = count(step=0.1)
+    for clock in ("perf_counter", "monotonic", "thread_time", "process_time"):
+        monkeypatch.setattr(time, clock, lambda: float(next(slow)))
+    assert play(draw(6)).digest == usual
 
 
 def test_other_seeds_are_other_days() -> None:
