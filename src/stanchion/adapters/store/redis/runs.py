@@ -111,7 +111,7 @@ _MISSES: Final = {
 }
 
 
-class PreparedAdmissions(tuple[Admission, ...]):  # noqa: SLOT001 - it has attributes
+class ReadyAdmissions(tuple[Admission, ...]):  # noqa: SLOT001 - it has attributes
     """Admissions of one tenant, encoded for the script that may admit them."""
 
     alike: Callable[[Instant], RedisRequest] | None = None
@@ -124,13 +124,13 @@ class RedisRuns(Sharded):
     admissions_max = 200
 
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
-        (verdict,) = await self._admit_apart(PreparedAdmissions((admission,)), within_ms)
+        (verdict,) = await self._admit_apart(ReadyAdmissions((admission,)), within_ms)
         return verdict
 
-    def prepare_admissions(self, admissions: Sequence[Admission]) -> PreparedAdmissions:
-        if isinstance(admissions, PreparedAdmissions):
+    def prepare_admissions(self, admissions: Sequence[Admission]) -> ReadyAdmissions:
+        if isinstance(admissions, ReadyAdmissions):
             return admissions
-        prepared = PreparedAdmissions(admissions)
+        prepared = ReadyAdmissions(admissions)
         if len(admissions) > 1:
             prepared.alike = self._alike(admissions)
         is_large = any(len(each.run.items) > _CHUNK for each in admissions)
@@ -190,7 +190,7 @@ class RedisRuns(Sharded):
         return True
 
     async def _admit_apart(
-        self, admissions: PreparedAdmissions, within_ms: int
+        self, admissions: ReadyAdmissions, within_ms: int
     ) -> tuple[Verdict, ...]:
         first, *others = (each.run.id for each in admissions)
         tenant = admissions[0].run.tenant
