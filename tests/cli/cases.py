@@ -242,7 +242,7 @@ SCHEDULE: Final = ScheduleView(
     jitter_s=0,
     paused=False,
     generation=7,
-    next=(AT,),
+    next=tuple(AT.replace(day=day) for day in (16, 17, 18, 19, 20)),
     runs=(
         ScheduleRunRow(LATER, "07-02h", triggered=True, status=RunStatus.FAILED),
         ScheduleRunRow(AT, "07-01h", status=RunStatus.SUCCEEDED),
@@ -413,9 +413,14 @@ CASES: Final = (
         shape=ScheduleView,
         says=(
             "catch up  none",
+            "labels    team:red",
+            'input     {"n": 1}',
+            "next      2026-11-16 19:00:00Z\n          2026-11-17 19:00:00Z\n",
+            "          2026-11-20 19:00:00Z\n\n",
             "2026-11-15 19:00:07Z  trigger  failed      07-02h",
             "2026-11-15 19:00:00Z  tick     succeeded   07-01h",
             "2026-11-15 19:00:00Z  tick     not stored  07-00h",
+            "(the newest 1 of 3 missed ticks)",
         ),
     ),
     Case(
@@ -558,6 +563,34 @@ CASES: Final = (
             "review  waiting    1        -               decision: Is it good?  -",
             '"text": "half of it"',
         ),
+    ),
+    Case(
+        args=("run", "show", "07-05h"),
+        asks=("GET", "/v1/runs/07-05h"),
+        answer=runs.RunView(
+            run_id="07-05h",
+            workflow_id="research",
+            workflow_version=3,
+            tenant="acme",
+            status=RunStatus.RUNNING,
+            risk=Risk.LOW,
+            input={},
+            output=None,
+            error=None,
+            steps={
+                "plan": runs.StepView(
+                    status=StepStatus.RUNNING,
+                    attempt=1,
+                    output=None,
+                    error=None,
+                    progress={"page": 3},
+                )
+            },
+            created_at=AT,
+            finished_at=None,
+        ),
+        shape=runs.RunView,
+        says=('\nprogress\n  plan  {"page": 3}\n',),
     ),
     Case(
         args=("run", "items", "07-01h", "search", "--status", "failed"),
@@ -752,9 +785,14 @@ CASES: Final = (
             error=None,
             worker_id="worker-1",
             lease_ends_in_ms=42_000,
+            progress={"page": 3},
         ),
         shape=runs.JobAnswer,
-        says=("worker         worker-1", "lease ends in  42.0 s"),
+        says=(
+            "worker         worker-1",
+            "lease ends in  42.0 s",
+            'progress       {"page": 3}',
+        ),
     ),
     Case(
         args=("job", "topics"),

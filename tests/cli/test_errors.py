@@ -133,6 +133,14 @@ def test_a_refusal_ends_with_its_code_and_names_the_fix(
         (("key", "revoke", "x"), "stanchion key list"),
         (("lease", "release", "run/x"), "stanchion lease list"),
         (("dead-letter", "replay", "x"), "stanchion dead-letter list"),
+        (
+            ("schedule", "show", "x"),
+            "stanchion schedule list; of another tenant: add --tenant NAME",
+        ),
+        (("schedule", "delete", "x", "--tenant", "acme"), "stanchion schedule list --tenant acme"),
+        (("limit", "show", "x"), "stanchion limit list"),
+        (("bulk", "show", "x", "--tenant", "acme"), "stanchion bulk list --tenant acme"),
+        (("workflow", "show", "x", "--shared"), "stanchion workflow list --shared"),
     ],
 )
 def test_what_was_not_found_can_be_looked_for(
@@ -210,6 +218,21 @@ HINTS = [
         ],
     ),
     (("run", "start", "w"), problem(503, "gate_busy"), ["stanchion lease list"]),
+    (
+        ("approval", "approve", "07-01h", "ask", "--tenant", "acme"),
+        problem(422, "invalid_input", detail="the approval does not accept this data: data: …"),
+        ["stanchion approval list -o json --tenant acme"],
+    ),
+    (
+        ("run", "start", "w", "--tenant", "acme"),
+        problem(422, "invalid_input", detail="the workflow does not accept this input: …"),
+        ["stanchion workflow show w --tenant acme"],
+    ),
+    (
+        ("run", "rerun", "07-01h", "--from-step", "x"),
+        problem(422, "invalid_request", detail="from_step: the run has no step 'x'"),
+        ["stanchion run show 07-01h"],
+    ),
 ]
 
 

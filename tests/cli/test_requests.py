@@ -258,6 +258,8 @@ def test_a_dry_run_of_a_rerun_says_what_would_happen_in_80_columns(
     [request] = server.requests
     assert request.document == {"from_step": None, "only": "failed_items", "dry_run": True}
     assert "Idempotency-Key" not in request.headers
+    again = cli("run", "rerun", "07-01h", "--only", "failed_items", "--dry-run")
+    assert again == seen  # the API's spelling
 
 
 @pytest.mark.parametrize("command", [("run", "start"), ("schedule", "trigger")])

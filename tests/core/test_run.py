@@ -643,7 +643,9 @@ def test_the_data_of_a_decision_is_held_against_the_schema() -> None:
     assert data_faults(step, {"sum": 1}, approve=True) == ()
     assert [each.path for each in data_faults(step, {"sum": "x"}, approve=True)] == ["data.sum"]
     assert [each.path for each in data_faults(step, {}, approve=False)] == ["data.sum"]
-    assert [each.path for each in data_faults(step, None, approve=True)] == ["data"]
+    assert list(map(str, data_faults(step, None, approve=True))) == ["data: missing"]
+    nullable = planned(workflow(a=ApprovalSpec(data_schema={"type": ["object", "null"]})))
+    assert data_faults(nullable.steps[A], None, approve=True) == ()
     assert data_faults(step, None, approve=False) == ()
     assert data_faults(free, "anything", approve=True) == ()
 

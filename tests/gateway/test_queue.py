@@ -66,6 +66,7 @@ async def test_a_start_of_a_full_tenant_waits_and_is_shown_everywhere(house: Hou
     refused = await _start(house)
     assert (refused.status, refused.json["code"]) == (429, "queue_full")
     assert refused.json["retry_class"] == "quota"
+    assert refused.json["detail"] == "max concurrent runs reached, and 3 runs wait already"
 
     shown = (await house.ask("GET", f"/v1/runs/{run_id}")).json
     assert (shown["status"], shown["position"]) == ("queued", 2)

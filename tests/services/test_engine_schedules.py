@@ -158,7 +158,7 @@ async def test_a_full_tenant_refuses_a_tick_until_the_next_and_it_is_listed(worl
     await asyncio.sleep(120)
     schedule = await stored(world)
     assert len(schedule.runs) == 1
-    assert [each.reason for each in schedule.missed] == ["the tenant was full: 1 runs"]
+    assert [each.reason for each in schedule.missed] == ["the tenant was full: 1 run"]
 
 
 @virtual

@@ -98,6 +98,9 @@ _LISTS: Final = {
     "/v1/workflows": "stanchion workflow list",
     "/v1/admin/keys": "stanchion key list",
     "/v1/bulk": "stanchion bulk list",
+    "/v1/schedules": "stanchion schedule list",
+    "/v1/admin/limits": "stanchion limit list",
+    "/v1/shared/workflows": "stanchion workflow list --shared",
     "/v1/admin/leases": "stanchion lease list",
     "/v1/admin/dead-letters": "stanchion dead-letter list",
 }
@@ -219,6 +222,10 @@ def _fix(problem: Mapping[str, Any], code: str, path: str, caller: CallContext) 
             return _found(detail, path, caller)
         case "conflict":
             return _settled(detail, path, caller)
+        case "invalid_input":
+            return _fitting(path, caller)
+        case "invalid_request" if path.endswith("/rerun") and "no step" in detail:
+            return f"see the run's steps: stanchion run show {path.split('/')[3]}{caller.flags}"
         case "upgrade_unfinished":
             remedy = problem.get("remedy")
             return remedy if isinstance(remedy, str) else None
@@ -248,13 +255,29 @@ def _found(detail: str, path: str, caller: CallContext) -> str | None:
     near = max((each for each in _LISTS if path.startswith(each)), key=len, default=None)
     if near is None:
         return None
-    is_named = caller.tenant not in {None, "default"} or near.startswith("/v1/admin")
+    is_named = caller.tenant not in {None, "default"} or near.startswith(
+        ("/v1/admin", "/v1/shared")
+    )
     elsewhere = "" if is_named else _OR_ANOTHER_TENANTS
     return f"see what there is: {_LISTS[near]}{caller.flags}{elsewhere}"
 
 
 _OR_ANOTHER_TENANTS: Final = "; of another tenant: add --tenant NAME"
 """The command line does not know whether the key is for one tenant or for all."""
+
+
+def _fitting(path: str, caller: CallContext) -> str | None:
+    """A hint where the schema is that an input or the data of a decision must match."""
+    match path.split("/")[1:]:
+        case ["v1", "runs", _, "steps", _, _]:
+            return (
+                "give --data JSON or --data @FILE; its data_schema:"
+                f" stanchion approval list -o json{caller.flags}"
+            )
+        case ["v1", "workflows", workflow_id, "runs", *_]:
+            return f"see its input_schema: stanchion workflow show {workflow_id}{caller.flags}"
+        case _:
+            return None
 
 
 def _settled(detail: str, path: str, caller: CallContext) -> str | None:

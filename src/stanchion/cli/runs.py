@@ -104,10 +104,24 @@ def run_lines(run: dict[str, Any], waits: Mapping[str, str] | None = None) -> It
             ("STEP", "STATUS", _ATTEMPT, "ITEMS", "WAITS FOR", "ERROR"),
             (step_cells(name, step, known.get(name)) for name, step in run["steps"].items()),
         )
+    yield from _progress_lines(run["steps"])
     if run["output"] is not None:
         yield ""
         yield "output"
         yield from (f"  {line}" for line in lines_of(run["output"]))
+
+
+def _progress_lines(steps: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    """What the workers of running steps last reported, one line per step."""
+    reported = [
+        (f"  {cell(name)}", excerpt(cell(step["progress"])))
+        for name, step in steps.items()
+        if step.get("progress") is not None
+    ]
+    if reported:
+        yield ""
+        yield "progress"
+        yield from pairs(reported)
 
 
 def queue_text(run: dict[str, Any]) -> str:

@@ -89,7 +89,7 @@ def schedule_faults(spec: ScheduleSpec) -> list[Fault]:
         try:
             next(CronSim(spec.cron, datetime(2026, 1, 1, tzinfo=zone)))
         except CronSimError as error:
-            faults.append(Fault("cron", f"not a cron expression of five fields: {error}"))
+            faults.append(Fault("cron", f"not a cron expression: {error}"))
         except StopIteration:
             faults.append(Fault("cron", "no day ever fits this expression"))
     if spec.every_s is not None and not 1 <= spec.every_s <= _EVERY_S_MAX:

@@ -546,7 +546,8 @@ def refusal_of(
         case GateFull(queue_max=int(queue_max)):
             return Refusal(
                 code=Code.QUEUE_FULL,
-                detail=f"max concurrent runs reached, and {queue_max} runs wait already",
+                detail="max concurrent runs reached, and "
+                + ("1 run waits already" if queue_max == 1 else f"{queue_max} runs wait already"),
                 retry_after_ms=answer.retry_after_ms,
                 limit=answer.limit,
                 active=answer.active,

@@ -407,14 +407,18 @@ def _fraction(name: _Name) -> float:
     return int.from_bytes(digest[:4]) / 2**32
 
 
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
+
+
 def _refusal(answer: object) -> str:
     match answer:
         case GateFull(queue_max=int(queue_max)):
-            return f"the tenant was full, and so was its queue: {queue_max} runs"
+            return f"the tenant was full, and so was its queue: {_runs(queue_max)}"
         case GateFull(limit=limit):
-            return f"the tenant was full: {limit} runs"
+            return f"the tenant was full: {_runs(limit)}"
         case GateOverBudget(over=over):
-            return f"too little was left of the budget '{over.budget}': {over.limit}"
+            return f"too little was left of the budget '{over.budget}' of {over.limit}"
         case UnknownWorkflow():
             return "there was no such workflow"
         case InvalidInput(faults=faults) | WorkflowFaults(faults=faults):

@@ -176,12 +176,19 @@ _BATCH_MAX: Final = 1_000
 _OK: Final = frozenset({200, 202})
 
 
+class _RerunPart(click.Choice[str]):
+    """A choice that also accepts the API's spelling, with ``_``."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert(value.replace("_", "-"), param, ctx)
+
+
 @run.command("rerun")
 @click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 @click.option("--from-step", metavar="STEP", help="Keep the results of the steps before this one.")
 @click.option(
     "--only",
-    type=click.Choice(("failed-items",)),
+    type=_RerunPart(("failed-items",)),
     help="Repeat only items that did not succeed, and what builds on them.",
 )
 @click.option(
@@ -558,6 +565,7 @@ def _job_lines(job: dict[str, Any]) -> Iterator[str]:
             ("deliveries", cell(job["deliveries"])),
             ("worker", cell(job.get("worker_id"))),
             ("lease ends in", "-" if ends_in_ms is None else f"{ends_in_ms / 1000:.1f} s"),
+            ("progress", excerpt(cell(job.get("progress")))),
             ("error", "-" if error is None else f"{cell(error['message'])} ({error['code']})"),
         ]
     )

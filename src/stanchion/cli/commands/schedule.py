@@ -8,8 +8,9 @@ from typing import Any, Final
 import click
 
 from stanchion.cli.commands.run import label_of, show_started
+from stanchion.cli.runs import label_text
 from stanchion.cli.session import Session, calls_server, json_of, key_option, list_command, path_to
-from stanchion.cli.text import cell, clock, ident, pairs, rows_of
+from stanchion.cli.text import cell, clock, excerpt, ident, pairs, rows_of
 
 _KEPT: Final = (
     "workflow_id",
@@ -153,6 +154,15 @@ def _status(run: Mapping[str, Any]) -> str:
     return "not stored" if status is None else cell(status)
 
 
+def _next_ticks(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The next ticks, one per line: the whole list is wider than a terminal."""
+    if row["paused"] or not row["next"]:
+        yield "next", "paused" if row["paused"] else "never"
+        return
+    for number, tick in enumerate(row["next"]):
+        yield "" if number else "next", clock(tick)
+
+
 def _lines(row: dict[str, Any]) -> Iterator[str]:
     yield from pairs(
         (
@@ -161,10 +171,10 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
             ("when", _when(row)),
             ("overlap", cell(row["overlap"])),
             ("catch up", cell(row["catch_up"])),
-            (
-                "next",
-                "paused" if row["paused"] else ", ".join(map(clock, row["next"][:2])) or "never",
-            ),
+            ("jitter", f"{row['jitter_s']} s" if row["jitter_s"] else "-"),
+            ("labels", label_text(row["labels"])),
+            ("input", excerpt(cell(row["input"])) if row["input"] else "-"),
+            *_next_ticks(row),
         )
     )
     if row["runs"]:
@@ -176,3 +186,5 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
     if row["missed"]:
         yield ""
         yield from rows_of(row["missed"], {"MISSED": ("tick", clock), "REASON": "reason"})
+        if row["missed_total"] > len(row["missed"]):
+            yield f"(the newest {len(row['missed'])} of {row['missed_total']} missed ticks)"

@@ -13,6 +13,7 @@ import msgspec
 
 from stanchion.core.events import Approved, Event, Rejected, Timer, TimerFired, TimerKind
 from stanchion.core.expression import ExpressionError
+from stanchion.core.faults import Fault
 from stanchion.core.limits import APPROVAL_MESSAGE_CHARS_MAX
 from stanchion.core.model import Failure, OnDecision, PendingApproval, Step, StepStatus
 from stanchion.core.transition import ClearTimer, CloseApproval, Ignored, OpenApproval, SetTimer
@@ -20,7 +21,6 @@ from stanchion.core.workflow import ApprovalSpec, OnDecisionTimeout
 
 if TYPE_CHECKING:
     from stanchion.core.draft import Draft
-    from stanchion.core.faults import Fault
     from stanchion.core.json_value import JsonValue
     from stanchion.core.model import Run
     from stanchion.core.plan import PlannedStep
@@ -97,7 +97,8 @@ def data_faults(step: PlannedStep, data: JsonValue, *, approve: bool) -> tuple[F
     """The faults of the data of a decision. A rejection needs no data."""
     if step.data_schema is None or (data is None and not approve):
         return ()
-    return step.data_schema.faults(data, ("data",))
+    faults = step.data_schema.faults(data, ("data",))
+    return (Fault("data", "missing"),) if faults and data is None else faults
 
 
 def _time_out(draft: Draft, step: PlannedStep, actor: str) -> None:
