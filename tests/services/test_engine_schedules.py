@@ -26,6 +26,7 @@ from tests.services.stage import ACME, Replica, World, job, virtual, workflow
 
 ONE = workflow("one", step=job("work"))
 AUDIT = AuditEntry(action="schedule.put", actor="test", subject="schedule/s", tenant=ACME)
+LOCKED = Tenant(admission={"strategy": "lock"})
 
 
 async def put(one: Replica, **members: Any) -> Schedule:  # noqa: ANN401 - of any member
@@ -268,3 +269,39 @@ async def test_a_triggered_run_is_listed_and_holds_no_tick_back(world: World) ->
     assert len(schedule.runs) == 1  # although no worker has finished the triggered run
     assert schedule.missed == ()
     await one.services.schedules.list_triggered(ACME, "gone", started.run_id)
+
+
+@virtual
+async def test_a_tenant_whose_starts_wait_for_a_lock_holds_up_no_other_tenants_ticks(
+    world: World,
+) -> None:
+    one = world.add()
+    await world.define(ONE)
+    await world.define(ONE, tenant=TenantId("slow"))
+    await one.services.gate.tenants.put(TenantId("slow"), LOCKED)
+    await world.locks.acquire("admission/slow", "operator", ttl_ms=600_000, within_ms=1_000)
+    spec = ScheduleSpec(workflow_id=WorkflowId("one"), every_s=5, overlap=Overlap.ALLOW)
+    for number in range(10):  # each waits two seconds for the lock
+        await one.services.schedules.put(TenantId("slow"), f"s{number}", spec, AUDIT)
+    await put(one, every_s=5, overlap=Overlap.ALLOW)
+    await asyncio.sleep(5 * 8 + 2)
+    schedule = await stored(world)
+    assert (len(schedule.runs), schedule.missed) == (8, ())
+    await world.locks.release("admission/slow", "operator", within_ms=1_000)
+    await asyncio.sleep(20)
+    assert (await one.services.schedules.list(TenantId("slow")))[0][1].runs != ()
+
+
+@virtual
+async def test_a_tenant_that_is_being_handled_is_left_when_the_replica_stops(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    await one.services.gate.tenants.put(ACME, LOCKED)
+    await world.locks.acquire("admission/acme", "operator", ttl_ms=600_000, within_ms=1_000)
+    await put(one, every_s=5)
+    await asyncio.sleep(6)
+    (handling,) = one.services.schedules._handling.values()  # noqa: SLF001 - what is under way
+    one.task.cancel()
+    await asyncio.wait([one.task, handling])
+    assert handling.cancelled()
+    await world.locks.release("admission/acme", "operator", within_ms=1_000)

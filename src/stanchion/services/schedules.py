@@ -9,9 +9,10 @@ written there before: until the gate has answered, no replica may list it as mis
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -67,6 +68,8 @@ BELL: Final = "schedules"
 _KIND: Final = "schedule"
 _NAMESPACE: Final = "\x1fschedule/"
 """The keys of callers are visible characters."""
+_CONCURRENT_MAX: Final = 64
+"""Tenants whose schedules are handled at one time."""
 _TRIES_MAX: Final = 10
 _PAGE: Final = 1_000
 _Name = tuple[TenantId, str]
@@ -97,6 +100,9 @@ class ScheduleService:
         self._read_at: Instant | None = None
         self._trials: dict[_Name, tuple[Instant, Instant]] = {}
         """Ticks that other replicas try: which, and since when that is known here."""
+        self._handling: dict[TenantId, asyncio.Task[None]] = {}
+        """Tenants whose schedules are being handled."""
+        self._limiter = asyncio.Semaphore(_CONCURRENT_MAX)
         self._stop_hearing = self._bus.listen(Bell.SETTINGS, self._hear)
 
     # ── For the routes ───────────────────────────────────────────────────────────────────────────
@@ -201,17 +207,26 @@ class ScheduleService:
     async def run(self) -> None:
         """Start the runs of ticks that are due, until cancelled."""
         outage = OutageLogger("schedules_unread", "schedules_read_again")
-        while True:
-            try:
-                await self.look()
-            except BackendError as error:
-                outage.failed(error)
-            else:
-                outage.worked()
-            await self._clock.sleep(LOOK_S)
+        try:
+            while True:
+                try:
+                    await self.look()
+                except BackendError as error:
+                    outage.failed(error)
+                else:
+                    outage.worked()
+                await self._clock.sleep(LOOK_S)
+        finally:
+            for task in self._handling.values():
+                task.cancel()
+            self._handling.clear()
 
     async def look(self) -> None:
-        """Handle every schedule that is due. Raises ``BackendError``."""
+        """Handle every schedule that is due. Raises ``BackendError``.
+
+        Tenants are handled concurrently, and one that takes longer than ``LOOK_S`` is not waited
+        for: a start may wait seconds for its tenant's admission lock, and others' ticks are due.
+        """
         now = self._clock.now()
         if self._read_at is None or now - self._read_at >= READ_S * 1_000:
             self._known, self._read_at = await self._read(), now
@@ -219,9 +234,28 @@ class ScheduleService:
             self._wake_at = {
                 name: due for name, due in self._wake_at.items() if name in self._known
             }
-        for name, (schedule, revision) in list(self._known.items()):
-            if self._wake_at.get(name, now) <= now:
-                await self._handle(name, schedule, revision, now)
+        due: dict[TenantId, list[_Name]] = {}
+        for name in self._known:
+            if name[0] not in self._handling and self._wake_at.get(name, now) <= now:
+                due.setdefault(name[0], []).append(name)
+        for tenant, names in due.items():
+            task = asyncio.create_task(self._handle_all(names), name=f"schedules of {tenant}")
+            self._handling[tenant] = task
+        if not self._handling:
+            return
+        await asyncio.wait(self._handling.values(), timeout=LOOK_S)
+        ended = [tenant for tenant, task in self._handling.items() if task.done()]
+        errors = [self._handling.pop(tenant).exception() for tenant in ended]
+        for error in filter(None, errors):
+            raise error
+
+    async def _handle_all(self, names: Iterable[_Name]) -> None:
+        """Handle schedules of one tenant, one after the other."""
+        async with self._limiter:
+            for name in names:
+                found = self._known.get(name)
+                if found is not None:
+                    await self._handle(name, *found, self._clock.now())
 
     def close(self) -> None:
         """Stop listening."""
