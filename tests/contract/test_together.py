@@ -388,7 +388,7 @@ async def test_runs_that_begin_alike_leave_what_single_ones_leave(
         else:
             asked = store.prepare_admissions(wanted)
             assert [*asked] == wanted
-            assert unkeyed is not None or getattr(asked, "alike", "memory") is not None
+            assert unkeyed is not None or bool(getattr(asked, "alike", True))
             verdicts = [*await store.admit_many(asked, within_ms=WITHIN_MS)]
             again = await store.admit_many(asked, within_ms=WITHIN_MS)
             assert [*again] == verdicts
@@ -425,3 +425,17 @@ async def test_runs_that_begin_alike_are_judged_one_by_one_after_others(store: S
     stale = [replace(each, definitions={WorkflowId("bounded"): 9}) for each in _alike(now, ACME, 2)]
     renamed = [replace(each, key=f"stale-{number}") for number, each in enumerate(stale)]
     assert await _admit_many(store, *renamed) == (StaleDefinition(), StaleDefinition())
+
+
+async def test_runs_that_begin_alike_never_overtake_those_before_them(store: Store) -> None:
+    """Also if a store admits them in parts, and the first part is not admitted at once."""
+    count, cap = store.admissions_max, store.admissions_max - 30
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=cap))
+    now = await store.now()
+    known = admission(now, BOUNDED, run_input={"say": "hi"}, key="k3")
+    await store.admit(known, within_ms=WITHIN_MS)
+    wanted = _alike(now, ACME, count)
+    verdicts = await _admit_many(store, *wanted)
+    begun = [type(each) for each in verdicts]
+    assert begun == [Admitted] * 3 + [Mismatch] + [Admitted] * (cap - 4) + [Full] * (count - cap)
+    assert await store.active_runs(ACME) == cap

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -88,6 +89,8 @@ _ITEMS_AT_ONCE: Final = 1_000
 STEP_VALUES_MAX: Final = 1_000
 """Values in the inputs of the rows that one step of a batch admits, if they may begin a for-each:
 it begins an item for each value of a list, and other callers wait while all are written."""
+_STEPS_AHEAD: Final = 3
+"""Steps of a batch that wait, prepared, for those before them."""
 _UNKNOWN: Final = WorkflowId("")
 """A rerun's workflow, until its run was read."""
 
@@ -184,6 +187,7 @@ class Gate:
         self._work.check(tenant)
         begun: list[asyncio.Task[list[StartAnswer]]] = []
         turn: _Turn | None = None
+        ahead: deque[_Turn] = deque()
         # To count values takes time, and only a for-each begins an item for each.
         values_max = STEP_VALUES_MAX if self._plans.may_begin_items(tenant, workflow_id) else None
         rows_max = self._context.store.admissions_max
@@ -203,8 +207,11 @@ class Gate:
                 )
                 turn = _Turn(turn)
                 begun.append(group.create_task(self._start_rows(call, given, turn)))
-                # The next rows are prepared while the store handles these.
-                await turn.is_sent.wait()
+                # The next rows are prepared while the store handles these and others wait.
+                await turn.is_prepared.wait()
+                ahead.append(turn)
+                if len(ahead) > _STEPS_AHEAD:
+                    await ahead.popleft().is_sent.wait()
         return [answer for each in begun for answer in each.result()]
 
     async def rerun(  # noqa: PLR0913 - what a rerun may carry, by keyword
@@ -319,7 +326,9 @@ class Gate:
         async def in_turn() -> list[StartAnswer]:
             linked = await self._plans.newest(call.tenant, call.workflow_id)
             rows = await self._prepared_rows(call, linked, given)
+            await asyncio.sleep(0)  # the rows before these may be sent
             asked = self._context.store.prepare_admissions([row.admission for row in rows])
+            turn.is_prepared.set()
             failed = await turn.comes()
             if failed is not None:
                 return [failed] * len(given)
@@ -663,6 +672,7 @@ class _Turn:
         self._before = before
         self._failed: GateFailed | None = None
         self._is_judged = asyncio.Event()
+        self.is_prepared = asyncio.Event()
         self.is_sent = asyncio.Event()
 
     async def comes(self) -> GateFailed | None:
@@ -683,6 +693,7 @@ class _Turn:
             failed = (each for each in answers if isinstance(each, GateFailed))
             self._failed = next(failed, self._failed)
             self._is_judged.set()
+        self.is_prepared.set()
         self.is_sent.set()
 
 

@@ -288,6 +288,22 @@ async def _ask(
     return await client.ask(make(Instant(not_after)), deadline=deadline)
 
 
+async def ask_all_in_time(
+    client: RedisClient,
+    slot: int,
+    within_ms: int,
+    makes: Sequence[Callable[[Instant], RedisRequest]],
+) -> list[Reply]:
+    """Send requests to one server, all at once and in this order; returns their replies.
+
+    Those that are executed after ``within_ms`` must change nothing.
+    """
+    latest = asyncio.get_running_loop().time() + min(within_ms / 1000, client.timeout_s)
+    deadline = latest if within_ms > 0 else client.deadline()
+    not_after = Instant(await client.server_time(slot, latest, deadline=deadline) - 1)
+    return await client.ask_all([make(not_after) for make in makes], deadline=deadline)
+
+
 _KEY: Final = re.compile(r"\bkey\.(\w+)")
 
 

@@ -3,42 +3,43 @@
 -- KEYS   active unfinished known keys aging configs listed seen seen_names
 -- KEYS   runs feed versions shared_versions queued budgets reservations
 -- KEYS   more*
---          of each run: run out timeline
+--          of each run: run out timeline; of the last one before them: run, if it follows
 -- ARGV   1  the time after which nothing is admitted, in this server's milliseconds
 --        2  what they have in common, a MessagePack map: what part terms takes, and
---             count, jobs, timers       of runs, of jobs of a run, of timers of a run
---             fields, keyed             how many words of a run's hash, and runs with a key
---             topics                    of the jobs of a run
---             timeline, lines           its timeline, and the same as one JSON text
+--             count, is_keyed           how many runs, whether each has a key
+--             follows                   whether runs come before these: none of these is admitted
+--                                       unless the last one of those was
+--             whose                     the tenant, with its length
+--             base                      two texts around the input of a run, behind its id
+--             fields                    of the hash of a run, each a name and a value
+--             listed, kept              its names in ``listed``, and the last one as the run keeps
+--                                       it, each up to the run's place
+--             stamp                     up to the nonce
+--             record                    two texts around the fingerprint of a key's record
+--             jobs                      of each job of a run: what follows the run in its id, step,
+--                                       topic, queue, its record up to its number and behind it
+--             timers                    of each timer of a run: its name, due, what is stored
+--             timeline, lines           the timeline of a run, and the same as one JSON text
 --             created_at                of all runs, as text
---        Then words, as they are written, so that this script makes few strings of its own:
---           of each job of a run: its queue, its record up to its number, and from there on
---           of each run: its id; the fields of its hash; of its hash ``out``
---           of each job of each run: its id, the names of its two fields in ``open``, the job
---           of each run with a key: the key with its tenant, its record
---           of each run: three scores and names in ``listed``; in ``runs``; in ``unfinished``
---           of each timer of each run: when it is due, its name
+--        Then of each run its id, input and nonce, its key and the fingerprint if it has one, and
+--        of each of its jobs the step and the job. What can be made of these is made here: a word
+--        that is sent costs more than one that is joined from others.
 -- ANSWER {'admitted'}, or {'apart'} if each must be judged by itself: then nothing was written
 -- USES   time text budgets ready terms
 local ask = cmsgpack.unpack(ARGV[2])
-local count, tenant = ask.count, ask.tenant
+local count, tenant, whose = ask.count, ask.tenant, ask.whose
 local OF_RUN = 3 -- keys of a run
-local named = #KEYS - OF_RUN * count
-
--- Where each kind of words begins.
-local kinds = 3
-local rows = kinds + 3 * ask.jobs
-local width = 1 + ask.fields + 2 * (ask.jobs + ask.timers)
-local jobs = rows + count * width
-local keyed = jobs + 4 * count * ask.jobs
-local listed = keyed + 2 * ask.keyed
-local runs = listed + 6 * count
-local unfinished = runs + 2 * count
-local timers = unfinished + 2 * count
-local ends = timers + 2 * count * ask.timers
+local named = #KEYS - OF_RUN * count - (ask.follows and 1 or 0)
+local OF_JOB = 2 -- words of a job
+local first = 3 -- where the words of the runs begin
+local words = ask.is_keyed and 5 or 3 -- of a run, before those of its jobs
+local width = words + OF_JOB * #ask.jobs
 
 local function are_admitted()
   if now > tonumber(ARGV[1]) then
+    return false
+  end
+  if ask.follows and redis.call('EXISTS', KEYS[#KEYS]) == 0 then
     return false
   end
   local config = read_config(tenant)
@@ -56,63 +57,95 @@ local function are_admitted()
   if limit and tonumber(redis.call('HGET', key.active, tenant) or '0') + count > limit then
     return false
   end
-  local names, run, others = {}, KEYS[named + 1], {}
-  for i = 1, ask.keyed do
-    names[i] = ARGV[keyed + 2 * (i - 1)]
+  local names, runs = {}, {}
+  for i = 1, count do
+    names[i] = ask.is_keyed and whose .. ARGV[first + width * (i - 1) + 3] or nil
+    runs[i] = KEYS[named + OF_RUN * (i - 1) + 1]
   end
-  if #names > 0 then
+  if ask.is_keyed then
     for _, record in ipairs(redis.call('HMGET', key.keys, unpack(names))) do
       if record then
         return false
       end
     end
   end
-  for i = 1, count - 1 do
-    others[i] = KEYS[named + OF_RUN * i + 1]
-  end
-  return redis.call('EXISTS', run, unpack(others)) == 0
+  return redis.call('EXISTS', unpack(runs)) == 0
 end
 
 if not are_admitted() then
   return {'apart'}
 end
 
--- Write words as they came. ``unpack`` uses the stack of Lua, which holds a few thousand values.
-local function write(command, at, first, last)
-  for i = first, last, 1000 do
-    redis.call(command, at, unpack(ARGV, i, math.min(i + 999, last)))
-  end
+-- The tables of words are made once: what differs is put into its place, run by run.
+local of_run = {'base', '', 'whose', '', 'listed', '', 'stamp', '', unpack(ask.fields)}
+local own = #of_run
+if ask.is_keyed then
+  of_run[own + 1], own = 'key', own + 2
 end
-
+local out, timed = {}, #ask.jobs * 2
+for j, job in ipairs(ask.jobs) do
+  of_run[own + 2 * j - 1], out[2 * j] = 's:' .. job[2], job[2]
+end
+for t, timer in ipairs(ask.timers) do
+  out[timed + 2 * t - 1], out[timed + 2 * t] = 't:' .. timer[1], timer[3]
+end
+local number = numbers(count * #ask.jobs)
+local ready, open, keys, listed, runs, unfinished, timers = {}, {}, {}, {}, {}, {}, {}
 for i = 1, count do
-  local run, out, timeline = unpack(KEYS, named + OF_RUN * (i - 1) + 1, named + OF_RUN * i)
-  local row = rows + width * (i - 1)
-  redis.call('HSET', run, unpack(ARGV, row + 1, row + ask.fields))
-  redis.call('HSET', out, unpack(ARGV, row + ask.fields + 1, row + width - 1))
+  local run, of_out, timeline = unpack(KEYS, named + OF_RUN * (i - 1) + 1, named + OF_RUN * i)
+  local at = first + width * (i - 1)
+  local id = ARGV[at]
+  local place = ask.created_at .. id
+  of_run[2] = '{"id":"' .. id .. ask.base[1] .. ARGV[at + 1] .. ask.base[2]
+  of_run[4], of_run[6], of_run[8] = place .. tenant, ask.kept .. place, ask.stamp .. ARGV[at + 2]
+  if ask.is_keyed then
+    local name = whose .. ARGV[at + 3]
+    of_run[own] = name
+    keys[2 * i - 1] = name
+    keys[2 * i] = ask.record[1] .. ARGV[at + 4] .. ask.record[2] .. id
+  end
+  for j, job in ipairs(ask.jobs) do
+    local word, name = at + words + OF_JOB * (j - 1), id .. job[1]
+    of_run[own + 2 * j], out[2 * j - 1] = ARGV[word], 'j:' .. name
+    number = number + 1
+    local nth = (i - 1) * #ask.jobs + j
+    ready[2 * nth - 1] = 0
+    ready[2 * nth] = job[4] .. padded(number) .. name
+    open[4 * nth - 3] = 's:' .. name
+    open[4 * nth - 2] = job[5] .. cmsgpack.pack(number) .. job[6]
+    open[4 * nth - 1] = 'w:' .. name
+    open[4 * nth] = ARGV[word + 1]
+  end
+  for t, timer in ipairs(ask.timers) do
+    local nth = (i - 1) * #ask.timers + t
+    timers[2 * nth - 1] = timer[2]
+    timers[2 * nth] = id .. timer[1]
+  end
+  for l, range in ipairs(ask.listed) do
+    local nth = (i - 1) * #ask.listed + l
+    listed[2 * nth - 1] = 0
+    listed[2 * nth] = range .. place
+  end
+  runs[2 * i - 1] = 0
+  runs[2 * i] = place
+  unfinished[2 * i - 1] = 0
+  unfinished[2 * i] = whose .. id
+  redis.call('HSET', run, unpack(of_run))
+  redis.call('HSET', of_out, unpack(out))
   redis.call('RPUSH', timeline, unpack(ask.timeline))
-  redis.call('XADD', key.feed, 'MAXLEN', '~', 10000, '*', 'run', ARGV[row], 'lines', ask.lines)
+  redis.call('XADD', key.feed, '*', 'run', id, 'lines', ask.lines)
 end
-
-local number = numbers(count * ask.jobs)
-local ready, open = {}, {}
-for i = 0, count * ask.jobs - 1 do
-  local of, job = kinds + 3 * (i % ask.jobs), jobs + 4 * i
-  ready[2 * i + 1], ready[2 * i + 2] = 0, ARGV[of] .. padded(number + i + 1) .. ARGV[job]
-  open[4 * i + 1] = ARGV[job + 1]
-  open[4 * i + 2] = ARGV[of + 1] .. cmsgpack.pack(number + i + 1) .. ARGV[of + 2]
-  open[4 * i + 3], open[4 * i + 4] = ARGV[job + 2], ARGV[job + 3]
-end
+redis.call('XTRIM', key.feed, 'MAXLEN', '~', 10000)
 many('ZADD', key.ready, ready)
 many('HSET', key.open, open)
-for _, topic in ipairs(ask.topics) do
-  join(topic, tenant)
+many('HSET', key.keys, keys)
+many('ZADD', key.listed, listed)
+many('ZADD', key.runs, runs)
+many('ZADD', key.unfinished, unfinished)
+many('ZADD', key.timers, timers)
+for _, job in ipairs(ask.jobs) do
+  join(job[3], tenant)
 end
-
-write('HSET', key.keys, keyed, listed - 1)
-write('ZADD', key.listed, listed, runs - 1)
-write('ZADD', key.runs, runs, unfinished - 1)
-write('ZADD', key.unfinished, unfinished, timers - 1)
-write('ZADD', key.timers, timers, ends - 1)
 if redis.call('HINCRBY', key.active, tenant, count) == count then
   redis.call('ZADD', key.known, 0, tenant)
 end

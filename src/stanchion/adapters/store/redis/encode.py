@@ -88,7 +88,6 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from stanchion.adapters.outcomes import begin_alike
 from stanchion.adapters.redis.address import checked_namespace
 from stanchion.adapters.redis.topology import slot_of
 from stanchion.adapters.store.redis.decode import RunEnd, RunHeader
@@ -161,91 +160,122 @@ class EncodedAdmissions(NamedTuple):
         return [_pack({**self.common, "not_after": not_after}), *self.rows]
 
 
-def encode_alike(admissions: Sequence[Admission]) -> list[str | bytes] | None:
+def encode_alike(
+    admissions: Sequence[Admission], *, follows: bool = False
+) -> list[str | bytes] | None:
     """The arguments of ``admit_alike.lua`` for admissions of one tenant, without the time limit.
 
-    ``None`` if they are not alike.
+    ``begin_alike`` holds for them; ``None`` if they differ in more than it allows here.
+    ``follows``: only if the last run of those before them was admitted.
     """
     first = admissions[0]
+    run = first.run
+    of_run = len(run.id)
     jobs = _jobs(first)
-    if not begin_alike(admissions) or not all(_are_like(jobs, _jobs(each)) for each in admissions):
-        return None
-    if len({each.key is None for each in admissions}) > 1:
-        return None  # the hashes of the runs have different fields
-    run, whose = first.run, sized(first.run.tenant)
-    timers = [each for each in first.transition.effects if isinstance(each, SetTimer)]
-    created = f"{run.created_at:016d}"
-    status = [status_range(run.tenant, run.status), status_range(None, run.status)]
-    ranges = [*status, workflow_range(run.tenant, run.workflow_id)]
-    # Of all constant members of a run only its id and its input are its own.
-    empty = _base(replace(run, input={})).encode()
-    begins, _, ends = empty.removeprefix(b'{"id":"' + run.id.encode()).partition(b'"input":{}')
-    shared: list[str | bytes] = ["about", about(run), *_changing(run)]
-    out: list[str | bytes] = []
-    for timer in timers:
-        fired = to_json(TimerFired(timer=timer.timer))
-        out += (f"t:{timer.timer.key}", _pack((timer.timer.step_id or "", fired)))
+    kinds = [(job.id[of_run:], job.step_id, job.topic, job.attempt_timeout_ms) for job in jobs]
+    size = len(first.fingerprint.encode())
     rows: list[str | bytes] = []
-    for job in jobs:
-        # The record of ``part_jobs.lua``, around the number that the script gives the job.
-        rest: tuple[object, ...] = (0, "", job.topic, job.step_id, False, "", run.tenant)
-        rest = (*rest, job.attempt_timeout_ms or 0, 0, False)
-        rows += (sized(job.topic) + whose, _JOB_BEGINS, _pack(rest)[1:])
-    work: list[str | bytes] = []
-    keys: list[str | bytes] = []
-    listed: list[str] = []
-    places: list[str] = []
-    unfinished: list[str] = []
-    timed: list[str] = []
-    fields = 0
     for each in admissions:
-        run = each.run
-        place = created + run.id
-        rows.append(run.id)
-        fields = -len(rows)
-        rows += (
-            "base",
-            b'{"id":"' + run.id.encode() + begins + b'"input":' + _encode(run.input) + ends,
-            "whose",
-            place + run.tenant,
-            "listed",
-            _pack((ranges[2] + place,)),
-            "stamp",
-            f"{run.stamp.version} {run.fence} {run.stamp.nonce}",
-            *shared,
-        )
+        if (each.key is None) is not (first.key is None):
+            return None
+        run_id, steps = each.run.id, each.run.steps
+        rows += (run_id, _encode(each.run.input), each.run.stamp.nonce)
         if each.key is not None:
-            name = whose + each.key
-            rows += ("key", name)
-            keys += (name, _pack(("0", each.fingerprint, run.id)))
-        for step_id, step in run.steps.items():
-            rows += (f"s:{step_id}", _encode(step))
-        fields += len(rows)
-        for job in _jobs(each):
-            rows += (f"j:{job.id}", job.step_id)
-            work += (job.id, f"s:{job.id}", f"w:{job.id}", _encode(job))
-        rows += out
-        for prefix in ranges:
-            listed += ("0", prefix + place)
-        places += ("0", place)
-        unfinished += ("0", whose + run.id)
-        for timer in timers:
-            timed += (str(timer.due), run.id + timer.timer.key)
-    common = _terms_of(first.run.tenant, StartTerms(first.definitions, first.budget))
-    common |= {
-        "count": len(admissions),
-        "jobs": len(jobs),
-        "timers": len(timers),
-        "fields": fields,
-        "keyed": len(keys) // 2,
-        "topics": [job.topic for job in jobs],
+            fingerprint = each.fingerprint.encode()
+            if len(fingerprint) != size:
+                return None
+            rows += (each.key, fingerprint)
+        nth = 0
+        for effect in each.transition.effects:
+            if isinstance(effect, DispatchJob):
+                job = effect.job
+                if nth == len(kinds):
+                    return None
+                suffix, step_id, topic, timeout_ms = kinds[nth]
+                if (
+                    job.id != run_id + suffix
+                    or job.step_id != step_id
+                    or job.topic != topic
+                    or job.attempt_timeout_ms != timeout_ms
+                ):
+                    return None
+                rows += (_encode(steps[step_id]), _encode(job))
+                nth += 1
+        if nth < len(kinds):
+            return None
+    common = _common_of_alike(first, jobs) | {"count": len(admissions), "follows": follows}
+    return [_pack(common), *rows]
+
+
+def _common_of_alike(first: Admission, jobs: Sequence[Job]) -> _Ask:
+    """What runs that begin alike have in common: see ``admit_alike.lua``."""
+    run, whose = first.run, sized(first.run.tenant)
+    created = f"{run.created_at:016d}"
+    place = created + run.id
+    ranges = [
+        status_range(run.tenant, run.status),
+        status_range(None, run.status),
+        workflow_range(run.tenant, run.workflow_id),
+    ]
+    # Of all constant members of a run only its id and its input are its own.
+    empty = _base(replace(run, input={})).removeprefix('{"id":"' + run.id)
+    begins, _, ends = empty.partition('"input":{}')
+    common = _terms_of(run.tenant, StartTerms(first.definitions, first.budget))
+    return common | {
+        "is_keyed": first.key is not None,
+        "whose": whose,
+        "base": (begins + '"input":', ends),
+        "fields": ["about", about(run), *_changing(run)],
+        "listed": ranges,
+        "kept": _raw(_pack((ranges[2] + place,)).removesuffix(place.encode())),
+        "stamp": f"{run.stamp.version} {run.fence} ",
+        "record": (
+            _raw(b"\x93" + _pack("0") + _head(first.fingerprint)),
+            _raw(_head(run.id)),
+        ),
+        "jobs": [_kind_of_job(job, whose) for job in jobs],
+        "timers": [
+            (
+                each.timer.key,
+                str(each.due),
+                _raw(_pack((each.timer.step_id or "", to_json(TimerFired(timer=each.timer))))),
+            )
+            for each in first.transition.effects
+            if isinstance(each, SetTimer)
+        ],
         "timeline": [to_json(entry) for entry in first.transition.timeline],
         "lines": to_json(first.transition.timeline),
         "created_at": created,
         "waiting": first.before is not None,
         "queue": ("", "", first.queue.on_full or False),
     }
-    return [_pack(common), *rows, *work, *keys, *listed, *places, *unfinished, *timed]
+
+
+def _kind_of_job(job: Job, whose: str) -> tuple[object, ...]:
+    """What the jobs of one step have in common, of runs that begin alike."""
+    # The record of ``part_jobs.lua``, around the number that the script gives the job.
+    rest: tuple[object, ...] = (0, "", job.topic, job.step_id, False, "", job.tenant)
+    rest = (*rest, job.attempt_timeout_ms or 0, 0, False)
+    return (
+        job.id.removeprefix(job.run_id),
+        job.step_id,
+        job.topic,
+        sized(job.topic) + whose,
+        _raw(_JOB_BEGINS),
+        _raw(_pack(rest)[1:]),
+    )
+
+
+def _head(text: str) -> bytes:
+    """What MessagePack writes before the bytes of a text."""
+    return _pack(text)[: -len(text.encode())] if text else _pack(text)
+
+
+def _raw(value: bytes) -> msgspec.Raw:
+    """Bytes as a text of MessagePack: Lua does not tell them apart."""
+    size = len(value)
+    head = b"\xd9%c" % size if size < 256 else b"\xda" + size.to_bytes(2, "big")  # noqa: PLR2004
+    return msgspec.Raw(head + value)
 
 
 _JOB_BEGINS: Final = bytes([0x90 + 14]) + _pack(("ready", 0, 0))[1:]
@@ -254,16 +284,6 @@ _JOB_BEGINS: Final = bytes([0x90 + 14]) + _pack(("ready", 0, 0))[1:]
 
 def _jobs(admission: Admission) -> list[Job]:
     return [each.job for each in admission.transition.effects if isinstance(each, DispatchJob)]
-
-
-def _are_like(jobs: Sequence[Job], others: Sequence[Job]) -> bool:
-    """Whether two runs have jobs of the same steps, in the same order."""
-    return len(jobs) == len(others) and all(
-        other.step_id == job.step_id
-        and other.topic == job.topic
-        and other.attempt_timeout_ms == job.attempt_timeout_ms
-        for job, other in zip(jobs, others, strict=True)
-    )
 
 
 def encode_admissions(
