@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, assert_never
@@ -542,7 +542,7 @@ def list_approvals(
     return Page(found, write_cursor(_APPROVALS, last.since, last.run_id, last.step_id))
 
 
-def carry_out(db: Database, run: int, effects: Iterable[Effect]) -> None:
+def carry_out(db: Database, run: int, effects: Collection[Effect]) -> None:
     """Apply effects in order."""
     for effect in effects:
         match effect:
@@ -571,9 +571,8 @@ def carry_out(db: Database, run: int, effects: Iterable[Effect]) -> None:
                 _revoke(db, db.every(SQL["open_jobs_of_step"], run=run, step_id=step_id))
                 db.run(SQL["clear_timers_of_step"], run=run, step_id=step_id)
             case StopRun():
-                db.run(SQL["close_approvals_of_run"], run=run)
-                _revoke(db, db.every(SQL["open_jobs_of_run"], run=run))
-                db.run(SQL["clear_timers_of_run"], run=run)
+                # Pending rows of several effects would not be written in their order.
+                (db.later if len(effects) == 1 else db.run)(SQL["stop_run"], run=run)
             case _:
                 assert_never(effect)
 

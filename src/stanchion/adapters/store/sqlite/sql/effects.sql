@@ -11,19 +11,20 @@ INSERT INTO dispatches (
     :input
 )
 
--- name: open_jobs_of_run
--- Answers (job, topic, tenant, state) of ready and leased jobs.
-SELECT job, topic, tenant, state FROM jobs WHERE run = :run AND state IN ('ready', 'leased')
+-- name: stop_run
+-- Removes the approvals and timers of a run and revokes its jobs, see together.sql.
+INSERT INTO stops (run) VALUES (:run)
 
 -- name: open_jobs_of_step
--- Like open_jobs_of_run, of one step, its items and the steps inside it, whose ids continue with a
--- dot; the slash follows the dot in the order of characters.
+-- Answers (job, topic, tenant, state) of the ready and leased jobs of one step, its items and the
+-- steps inside it, whose ids continue with a dot; the slash follows the dot in the order of
+-- characters.
 SELECT job, topic, tenant, state FROM jobs
 WHERE run = :run AND state IN ('ready', 'leased')
     AND (step_id = :step_id OR (step_id > :step_id || '.' AND step_id < :step_id || '/'))
 
 -- name: open_job
--- Like open_jobs_of_run, one job.
+-- Like open_jobs_of_step, one job.
 SELECT job, topic, tenant, state FROM jobs
 WHERE id = :id AND run = :run AND state IN ('ready', 'leased')
 
@@ -49,10 +50,6 @@ VALUES (:run, :step_id, :key, :due, :timer)
 DELETE FROM timers WHERE run = :run
     AND (step_id = :step_id OR (step_id > :step_id || '.' AND step_id < :step_id || '/'))
 
--- name: clear_timers_of_run
--- Removes all timers of a run.
-DELETE FROM timers WHERE run = :run
-
 -- name: open_approval
 -- Adds an approval that waits for a decision.
 INSERT INTO approvals (run, step_id, tenant, since, run_id, body)
@@ -67,7 +64,3 @@ DELETE FROM approvals WHERE run = :run AND step_id = :step_id
 -- Removes the approvals of a step and of the steps inside it.
 DELETE FROM approvals WHERE run = :run
     AND (step_id = :step_id OR (step_id > :step_id || '.' AND step_id < :step_id || '/'))
-
--- name: close_approvals_of_run
--- Removes all approvals of a run.
-DELETE FROM approvals WHERE run = :run

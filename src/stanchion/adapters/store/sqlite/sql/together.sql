@@ -233,6 +233,28 @@ CREATE TEMP TRIGGER accept_result INSTEAD OF INSERT ON results BEGIN
         WHERE NEW.entry_id IS NOT NULL;
 END;
 
+-- A run that has ended with work left: removes its approvals and timers, and revokes its jobs.
+CREATE TEMP VIEW stops AS SELECT NULL AS run;
+
+CREATE TEMP TRIGGER stop_run INSTEAD OF INSERT ON stops BEGIN
+    DELETE FROM approvals WHERE run = NEW.run;
+    DELETE FROM timers WHERE run = NEW.run;
+    UPDATE queues SET ready = ready - (
+            SELECT count(*) FROM jobs WHERE jobs.run = NEW.run AND jobs.state = 'ready'
+            -- The sign keeps the planner from reading all ready jobs of the queue.
+            AND +jobs.topic = queues.topic AND +jobs.tenant = queues.tenant
+        )
+        WHERE (topic, tenant) IN (
+            SELECT topic, tenant FROM jobs WHERE run = NEW.run AND state = 'ready'
+        );
+    DELETE FROM queues WHERE ready <= 0 AND (topic, tenant) IN (
+            SELECT topic, tenant FROM jobs WHERE run = NEW.run AND state = 'ready'
+        );
+    UPDATE jobs SET
+        state = 'revoked', ticket = NULL, worker_id = NULL, expires_at = NULL, progress = NULL
+        WHERE run = NEW.run AND state IN ('ready', 'leased');
+END;
+
 -- A job that is leased. Its queue moves to the tail of its ring with one job less; an empty queue
 -- is removed.
 CREATE TEMP VIEW leasings AS SELECT
