@@ -9,6 +9,7 @@ from importlib.resources import files
 
 import apsw
 import pytest
+from msgspec.structs import replace
 
 from stanchion.adapters.locks import sqlite as locks_module
 from stanchion.adapters.sqlite.database import Database, read_statements
@@ -27,16 +28,19 @@ from stanchion.adapters.store.sqlite import (
 from stanchion.adapters.store.sqlite.file import open_writer
 from stanchion.adapters.system import ManualClock
 from stanchion.core.events import CancelRequested
-from stanchion.core.model import Instant, RunId, RunStatus, TenantId
+from stanchion.core.model import Instant, RunId, RunStatus, TenantId, place_of
 from stanchion.core.run import decide
 from stanchion.ports.records import (
     Admission,
     CommitAnswer,
+    Committed,
     JobLease,
     LeasedJob,
     Result,
     RunFilter,
+    SettleMissed,
     Tenant,
+    result_event,
 )
 from tests.contract.builders import ONE_JOB, TOPIC, admission, commit_of
 
@@ -164,6 +168,80 @@ def test_starts_that_come_together_are_written_by_a_few_statements() -> None:
     # One of each kind, for all of them.
     assert sorted(kinds) == ["SELECT", "beginnings", "dispatches", "settings_of_timers"]
     world.db.connection.close()
+
+
+def test_settles_that_come_together_are_read_and_written_by_a_few_statements() -> None:
+    world = _World(_FEW)
+    settles = [world.settle() for _ in range(4)]
+    statements: list[str] = []
+    world.db.pending.write()
+    world.db.connection.trace_v2(
+        apsw.SQLITE_TRACE_PROFILE, lambda event: statements.append(str(event["sql"]))
+    )
+    answers = _in_one_batch(world.db, *settles)
+    world.db.connection.trace_v2(0, None)
+    assert [type(each) for each in answers] == [Committed] * 4
+    kinds = [re.sub(r"\W.*", "", each.removeprefix("INSERT INTO ")) for each in statements]
+    # One of each kind, for all of them: each run ends with its result.
+    assert sorted(kinds) == ["SELECT", "SELECT", "commits", "results", "stops"]
+    world.db.connection.close()
+
+
+@pytest.mark.parametrize("change", ["its own entry", "another result", "a lost lease"])
+def test_a_settle_sees_what_came_after_it_was_read_for(change: str) -> None:
+    world = _World(_FEW)
+    first, changed, last = (world.settle() for _ in range(3))
+    run_id, (result,) = changed.commit.run_id, changed.results
+
+    def between(db: Database) -> object:
+        match change:
+            case "its own entry":
+                return outbox.post(db, run_id, CancelRequested(), entry_id="between")
+            case "another result":
+                return jobs.accept(db, [result])
+            case _:
+                db.run("UPDATE jobs SET fence = fence + 1 WHERE id = :id", id=result.job_id)
+                return None
+
+    answers = _in_one_batch(world.db, first, between, changed, last)
+    assert [type(answers[place]) for place in (0, 2, 3)] == [Committed, SettleMissed, Committed]
+    found = runs.load(world.db, run_id)
+    assert found is not None
+    assert not found.run.status.is_finished
+    world.db.connection.close()
+
+
+@pytest.mark.parametrize("has_more", [False, True], ids=["alone", "among other effects"])
+def test_a_run_that_stops_takes_its_ready_jobs_out_of_their_queue(has_more: bool) -> None:
+    world = _World(_FEW)
+    before = sum(jobs.ready_topics(world.db).values())
+    found = runs.load(world.db, world.queued_run())
+    assert found is not None
+    transition = decide(ONE_JOB, found.run, CancelRequested(), world.clock.now())
+    if has_more:
+        # A job of the same transition is ready before the run stops: it must not stay so.
+        dispatched = world.fresh().transition.effects
+        transition = replace(transition, effects=(*dispatched, *transition.effects))
+    other = world.settle()
+    _in_one_batch(world.db, other, lambda db: runs.commit(db, commit_of(found, transition)))
+    assert sum(jobs.ready_topics(world.db).values()) == before - 1
+    (left,) = world.db.first(
+        "SELECT count(*) FROM jobs JOIN runs ON runs.run = jobs.run"
+        " WHERE runs.id = :id AND state IN ('ready', 'leased')",
+        id=found.run.id,
+    ) or (None,)
+    assert left == 0
+    world.db.connection.close()
+
+
+def _in_one_batch(db: Database, *acts: Callable[[Database], object]) -> list[object]:
+    """Run operations as the writer does when they come together."""
+    db.upcoming.extend(acts)
+    answers = []
+    while db.upcoming:
+        answers.append(db.upcoming.popleft()(db))
+    db.pending.write()
+    return answers
 
 
 def test_an_entry_that_lies_there_is_not_new_because_of_what_others_left_for_later() -> None:
@@ -320,6 +398,24 @@ class _World:
     def result(self) -> Result:
         leased = next(self._held)
         return Result(job_id=leased.job.id, fence=leased.fence, worker_id="w")
+
+    def settle(self) -> runs.Settling:
+        """The end of a run by the result of its one job."""
+        result = self.result()
+        found = runs.load(self.db, RunId(result.job_id.partition(":")[0]))
+        assert found is not None
+        place = place_of(result.job_id)
+        event = result_event(result, place.step_id, place.item)
+        transition = decide(ONE_JOB, found.run, event, self.clock.now())
+        return runs.Settling([result], commit_of(found, transition))
+
+    def queued_run(self) -> RunId:
+        """A run whose job is ready."""
+        (run_id,) = self.db.first(
+            "SELECT runs.id FROM jobs JOIN runs ON runs.run = jobs.run"
+            " WHERE state = 'ready' LIMIT 1"
+        ) or ("",)
+        return RunId(run_id)
 
     def later(self) -> _World:
         """The next day: leases have run out, and timers are due."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -66,6 +67,8 @@ class Database:
         self._execute = connection.execute
         self._clock = clock
         self._file = _file_at(path)
+        self.upcoming: deque[Callable[[Database], Any]] = deque()
+        """The operations of the batch after the present one: it may read for them as well."""
         self._tickets = count(1)
         self._period_ends = Moment(clock.moment() + _PERIOD_MS)
         self._calls = 0

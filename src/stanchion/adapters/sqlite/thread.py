@@ -241,6 +241,7 @@ def write_together(database: Database, calls: Sequence[ThreadCall[Database]]) ->
         while True:
             connection.execute("BEGIN IMMEDIATE")
             try:
+                database.upcoming.extend(call.act for call in calls)
                 served = [call for call in calls if serve(database, call)]
                 _write_pending(database)
             except _Failed:
@@ -267,6 +268,7 @@ class _Failed(Exception):
 
 def _write(database: Database, call: ThreadCall[Database]) -> bool:
     """Run the call; ``False`` if its caller no longer waits."""
+    database.upcoming.popleft()
     if not call.is_wanted:
         return False
     try:
@@ -287,6 +289,7 @@ def _write_pending(database: Database) -> None:
 def _write_apart(database: Database, call: ThreadCall[Database]) -> bool:
     """Run the call in a savepoint, so that it can be rolled back alone."""
     connection = database.connection
+    database.upcoming.popleft()
     # The caller may have timed out while the transaction waited for another process.
     if not call.is_wanted:
         return False
@@ -325,6 +328,7 @@ def read_together(database: Database, calls: Sequence[ThreadCall[Database]]) -> 
 def _end(database: Database, statement: str) -> None:
     """End the transaction if there is one, and ignore errors."""
     database.pending.forget()
+    database.upcoming.clear()
     with suppress(apsw.Error):
         if database.connection.in_transaction:
             database.connection.execute(statement)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -60,6 +60,7 @@ __all__ = [
     "end_job",
     "enter_ready",
     "expire_jobs",
+    "find_jobs",
     "held_jobs",
     "job",
     "lease_jobs",
@@ -158,10 +159,16 @@ def _accept(db: Database, result: Result, due: Instant, tenant: TenantId | None)
     return Accepted(result.job_id, run_id)
 
 
-def held_jobs(db: Database, results: Collection[Result], run: int) -> dict[JobId, int]:
+def find_jobs(db: Database, job_ids: Sequence[JobId]) -> dict[JobId, Row]:
+    """The number, run, state and fence of each of these jobs that exists."""
+    ids = encode_text(job_ids)
+    return {row[0]: row[1:] for row in db.peek_every(SQL["find_jobs"], job_ids=ids)}
+
+
+def held_jobs(
+    found: Mapping[JobId, Row], results: Collection[Result], run: int
+) -> dict[JobId, int]:
     """The numbers of the jobs of this run whose results are from their holders, by id."""
-    ids = encode_text([result.job_id for result in results])
-    found = {row[0]: row[1:] for row in db.peek_every(SQL["find_jobs"], job_ids=ids)}
     held: dict[JobId, int] = {}
     for result in results:
         job, its_run, state, fence = found.get(result.job_id, _NO_JOB)

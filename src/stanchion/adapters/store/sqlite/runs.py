@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any, Final, assert_never
+from typing import Any, Final, NamedTuple, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -39,7 +39,7 @@ from stanchion.adapters.store.sqlite.codec import (
     pending_run,
     slot_freed,
 )
-from stanchion.adapters.store.sqlite.jobs import end_job, held_jobs, leave_ready
+from stanchion.adapters.store.sqlite.jobs import end_job, find_jobs, held_jobs, leave_ready
 from stanchion.adapters.store.sqlite.queue import leave_queue, promote, queue_position
 from stanchion.core.commit import (
     Apply,
@@ -165,26 +165,81 @@ def commit(db: Database, commit: Commit) -> CommitAnswer:
     return _write(db, found, commit, verdict) if isinstance(verdict, Apply) else verdict
 
 
-def settle(db: Database, results: Sequence[Result], commit: Commit) -> SettleAnswer:
-    """See ``ports.store.Runs.settle``."""
-    jobs = {each.job_id: each for each in results}
-    db.settle(pending_run(commit.run_id), pending_inbox(commit.run_id), *(map(pending_job, jobs)))
-    found = db.peek(SQL["read_to_settle"], run_id=commit.run_id)
-    if found is None:
-        return SettleMissed(SettleMiss.GONE)
-    *row, has_entries = found
-    run, ended_at = row[0], row[5]
-    held = {} if ended_at is not None else held_jobs(db, jobs.values(), run)
-    verdict = judge_settle(
-        _judged(row, commit),
-        inbox_is_empty=not has_entries,
-        jobs_are_held=len(held) == len(results),
-    )
-    if not isinstance(verdict, Apply):
-        return verdict
-    for each in results:
-        end_job(db, each, held[each.job_id], run)
-    return _write(db, row, commit, verdict)
+class Settling:
+    """A settle that waits for its turn in a batch. See ``ports.store.Runs.settle``.
+
+    The first one of a batch reads for those after it as well.
+    """
+
+    __slots__ = ("commit", "concerns", "results")
+
+    def __init__(self, results: Sequence[Result], commit: Commit) -> None:
+        self.results = results
+        self.commit = commit
+        run_id = commit.run_id
+        self.concerns = (
+            pending_run(run_id),
+            pending_inbox(run_id),
+            *(pending_job(each.job_id) for each in results),
+        )
+
+    def __call__(self, db: Database) -> SettleAnswer:
+        """Settle, or return why not."""
+        commit, results = self.commit, self.results
+        db.settle(*self.concerns)
+        place = _to_settle(commit.run_id)
+        if place not in db.pending.known:
+            _read_to_settle(db, self)
+        found: _ToSettle | None = db.pending.known[place]
+        if found is None:
+            return SettleMissed(SettleMiss.GONE)
+        *row, has_entries = found.row
+        run, ended_at = row[0], row[5]
+        held = {} if ended_at is not None else held_jobs(found.jobs, results, run)
+        verdict = judge_settle(
+            _judged(row, commit),
+            inbox_is_empty=not has_entries,
+            jobs_are_held=len(held) == len(results),
+        )
+        if not isinstance(verdict, Apply):
+            return verdict
+        for each in results:
+            end_job(db, each, held[each.job_id], run)
+        return _write(db, row, commit, verdict)
+
+
+class _ToSettle(NamedTuple):
+    """What a settle checks, without pending rows."""
+
+    row: Row
+    jobs: Mapping[JobId, Row]
+
+
+_READ_AHEAD_MAX: Final = 200
+"""Results of other settles that are read for."""
+
+
+def _to_settle(run_id: RunId) -> tuple[str, RunId]:
+    return "to settle", run_id
+
+
+def _read_to_settle(db: Database, first: Settling) -> None:
+    """Read what this settle checks, and those after it that no pending row concerns."""
+    together, left = [first], _READ_AHEAD_MAX
+    for each in db.upcoming:
+        if isinstance(each, Settling) and not any(map(db.pending.touched, each.concerns)):
+            left -= len(each.results)
+            if left < 0:
+                break
+            together.append(each)
+    runs = encode_text([each.commit.run_id for each in together])
+    rows = {run_id: row for run_id, *row in db.peek_every(SQL["read_to_settle"], run_ids=runs)}
+    job_ids = [result.job_id for each in together for result in each.results]
+    jobs = find_jobs(db, job_ids)
+    for each in together:
+        row = rows.get(each.commit.run_id)
+        known = None if row is None else _ToSettle(tuple(row), jobs)
+        db.pending.known[_to_settle(each.commit.run_id)] = known
 
 
 def _judged(row: Sequence[Any], commit: Commit) -> Apply | CommitAnswer:

@@ -33,11 +33,20 @@ from stanchion.adapters.store.sqlite.codec import SQL
 from stanchion.adapters.store.sqlite.file import open_reader, open_writer, shut
 from stanchion.core.admission import Verdict
 from stanchion.core.audit import EVERY_ENTRY, AuditEntry, AuditFilter
+from stanchion.core.commit import SettleAnswer
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, TenantId
 from stanchion.core.upgrade import LEVEL
 from stanchion.ports.clock import Clock
-from stanchion.ports.records import Admission, Page, StartsChecked, StartTerms, StoredSummaries
+from stanchion.ports.records import (
+    Admission,
+    Commit,
+    Page,
+    Result,
+    StartsChecked,
+    StartTerms,
+    StoredSummaries,
+)
 
 _MS_PER_S: Final = 1_000
 _DAY_MS: Final = 86_400_000
@@ -179,7 +188,11 @@ class SqliteStore:
     load_items = _reads(runs.load_items)
     items_at = _reads(runs.items_at)
     commit = _writes(runs.commit)
-    settle = _writes(runs.settle)
+
+    async def settle(self, results: Sequence[Result], commit: Commit) -> SettleAnswer:
+        """See ``ports.store.Runs.settle``."""
+        return await self.writer.call(runs.Settling(results, commit), wait_s=self.timeout_s)
+
     timeline = _reads(runs.timeline)
     list_runs = _reads(runs.list_runs)
     list_approvals = _reads(runs.list_approvals)

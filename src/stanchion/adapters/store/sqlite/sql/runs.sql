@@ -38,16 +38,17 @@ FROM runs
 WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
 
 -- name: read_to_settle
--- Answers as read_stamp, and whether the inbox has an entry.
+-- Answers the id, then as read_stamp, then whether the inbox has an entry, of each of the runs in
+-- :run_ids, a JSON array.
 SELECT
-    run, tenant, holds_slot, status,
+    runs.id, run, tenant, holds_slot, status,
     (SELECT queued FROM accounts WHERE accounts.tenant = runs.tenant),
     ended_at,
     EXISTS (SELECT 1 FROM reservations WHERE reservations.run = runs.run),
     version, nonce, fence,
     EXISTS (SELECT 1 FROM inbox WHERE inbox.run = runs.run)
-FROM runs
-WHERE (tail, head) = (substr(:run_id, 3), substr(:run_id, 1, 2))
+FROM json_each(:run_ids)
+CROSS JOIN runs ON (runs.tail, runs.head) = (substr(value, 3), substr(value, 1, 2))
 
 -- name: commit_run
 -- Writes a transition without its items and effects, see together.sql.
