@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from stanchion.core.admission import Full, KeyRecord
-from stanchion.core.model import RunId, TenantId, WorkflowId
+from stanchion.core.model import RunId, RunStatus, TenantId, WorkflowId
 from stanchion.core.queue import ANY_PLACE, OnFull, QueueRequest
 from stanchion.ports.records import StartsChecked, StartTerms
+from stanchion.services.gate import StartRow
 from stanchion.services.gate_answers import GateFailed, GateFull, KeyMismatch, QueueOff, RunStarted
 from stanchion.services.limiter import (
     CHECKED_MAX,
@@ -16,6 +17,7 @@ from stanchion.services.limiter import (
     SharedChecks,
     StartFound,
 )
+from stanchion.services.plans import UnknownWorkflow
 from tests.services.faulty_locks import Fault
 from tests.services.gatehouse import ACME, Gatehouse, House, tally, virtual
 
@@ -92,6 +94,86 @@ async def test_a_known_key_is_replayed_among_a_thousand_new_ones(gates: Gatehous
     assert tally(await asking) == {"full": 1_000}
     assert house.store.calls["admit"] == 1
     assert house.store.calls["check_starts"] <= 3
+
+
+def rows_of(count: int, *, key: str = "new") -> list[StartRow]:
+    return [StartRow({}, {}, f"{key}-{number}") for number in range(count)]
+
+
+@virtual
+async def test_a_batch_of_a_full_tenant_is_checked_in_one_step(gates: Gatehouse) -> None:
+    await gates.define(2)
+    house = gates.add()
+    mine = await house.started(key="mine")
+    await house.started()
+    assert isinstance(await house.start(), GateFull)
+    house.store.calls.clear()
+    wish = QueueRequest(on_full=OnFull.QUEUE)
+    rows = rows_of(996)
+    rows[7:7] = [
+        StartRow({}, {}, "mine"),
+        StartRow({"n": 2}, {}, "mine"),
+        StartRow({}, {}, "wish", wish),
+    ]
+    answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
+    assert answers[7] == RunStarted(mine, RunStatus.RUNNING, replayed=True)
+    assert answers[8:10] == [KeyMismatch(), QueueOff()]
+    assert tally([*answers[:7], *answers[10:]]) == {"full": 996}
+    assert house.store.calls["check_starts"] == 1
+    assert house.store.calls["admit_many"] == 0
+    counted = house.metric(
+        "admission_decisions_total", tenant="acme", workflow="plain", outcome="full"
+    )
+    assert counted == 997
+
+
+@virtual
+async def test_the_rest_of_a_batch_that_fills_its_tenant_is_checked(gates: Gatehouse) -> None:
+    await gates.define(3)
+    house = gates.add()
+    step = house.store.admissions_max
+    answers = await house.gate.start_many(
+        ACME, WorkflowId("plain"), rows_of(5 * step)[:1_000], actor="caller"
+    )
+    assert tally(answers[:3]) == {"admitted": 3}
+    assert tally(answers[3:]) == {"full": len(answers) - 3}
+    assert house.store.calls["check_starts"] > 0
+
+
+@virtual
+async def test_a_batch_of_a_tenant_with_a_free_slot_again_is_admitted_in_order(
+    gates: Gatehouse,
+) -> None:
+    house = await full_house(gates)
+    await gates.cancel(house, house.admitted[0][0].id)
+    answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows_of(3), actor="caller")
+    assert isinstance(answers[0], RunStarted)
+    assert tally(answers[1:]) == {"full": 2}
+    assert (
+        await house.gate.start_many(
+            ACME, WorkflowId("gone"), rows_of(2, key="gone"), actor="caller"
+        )
+        == [UnknownWorkflow(WorkflowId("gone"))] * 2
+    )
+
+
+@virtual
+async def test_a_batch_of_a_full_tenant_under_the_lock_is_judged_row_by_row(
+    gates: Gatehouse,
+) -> None:
+    house = await full_house(gates, "lock")
+    answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows_of(3), actor="caller")
+    assert tally(answers) == {"full": 3}
+    assert (house.store.calls["check_starts"], house.store.calls["admit_many"]) == (0, 1)
+
+
+@virtual
+async def test_a_batch_whose_check_fails_is_judged_row_by_row(gates: Gatehouse) -> None:
+    house = await full_house(gates)
+    house.store.script("check_starts", Fault.ERROR)
+    answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows_of(3), actor="caller")
+    assert tally(answers) == {"full": 3}
+    assert house.store.calls["admit_many"] == 1
 
 
 @virtual

@@ -25,6 +25,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeAlias, TypeVar, assert_never
 
+from msgspec.structs import replace
+
 from stanchion import telemetry
 from stanchion.core import admission as judged
 from stanchion.core.admission import Verdict
@@ -33,6 +35,7 @@ from stanchion.core.budget import OverBudget
 from stanchion.core.lease import Moment
 from stanchion.core.model import Risk, Run, RunId, RunStatus, TenantId, Topic, WorkflowId
 from stanchion.core.plan import Plan
+from stanchion.core.queue import OnFull
 from stanchion.core.settings import AdmissionSettings, Settings, Strategy, effective_admission
 from stanchion.core.transition import DispatchJob, Transition
 from stanchion.ports.bus import Bell
@@ -223,6 +226,10 @@ class Admitter:
     def _count_rows(self, call: GateCall, rows: int, answer: object, waited_s: float) -> None:
         """Count the answers to a batch, equal ones at once."""
         answers = answer if isinstance(answer, list) else [answer] * rows
+        if not answers:  # nothing was decided
+            if call.span is not None:
+                call.span.end()
+            return
         outcomes = [*map(_outcome, answers)]
         counts, told = Counter(outcomes), dict(zip(outcomes, answers, strict=True))
         exemplar = None
@@ -282,6 +289,45 @@ class Admitter:
                     return await self._known_or_refused(call, refused, RunStatus.RUNNING)
             call.has_turn = await limiter.enter(tenant, may_share=True)
         return None
+
+    def is_full(self, tenant: TenantId) -> bool:
+        """Whether the store has refused a start of the tenant, and admitted none since."""
+        return self._checks.is_full(tenant)
+
+    async def refused_rows(
+        self,
+        call: GateCall,
+        terms: StartTerms,
+        rows: Sequence[tuple[str | None, OnFull | None]],
+        fingerprint: Callable[[int], Awaitable[str]],
+    ) -> list[Passed]:
+        """The answers to the first starts of a batch that create no run, in one step of the store.
+
+        ``rows`` are their keys and what they ask for themselves; ``fingerprint`` returns that of
+        the row at a place. Ends before the first row that may be admitted. Raises ``BackendError``.
+        """
+        override = await self.tenants.admission(call.tenant)
+        if effective_admission(self._settings(), override).strategy is not Strategy.ATOMIC:
+            return []
+        wishes = [*dict.fromkeys(wish for _, wish in rows)]
+        keys = dict.fromkeys(key for key, _ in rows if key is not None)
+        asked = [replace(terms, on_full=wish) for wish in wishes]
+        checked = await self._check(call.tenant, asked, keys)
+        if checked is None:
+            return []
+        refused = dict(zip(wishes, checked.refused, strict=True))
+        verdicts: list[judged.Replayed | judged.Refused] = []
+        for place, (key, wish) in enumerate(rows):
+            known = None if key is None else checked.known.get(key)
+            verdict = refused[wish]
+            if known is not None:
+                verdicts.append(judged.judge_key(known, await fingerprint(place)))
+            elif verdict is None or isinstance(verdict, judged.StaleDefinition):
+                break
+            else:
+                verdicts.append(verdict)
+        told = (self._known_or_refused(call, each, RunStatus.RUNNING) for each in verdicts)
+        return [*await asyncio.gather(*told)]
 
     async def _check(
         self, tenant: TenantId, terms: Sequence[StartTerms], keys: Collection[str]

@@ -187,24 +187,33 @@ class Gate:
         self._work.check(tenant)
         begun: list[asyncio.Task[list[StartAnswer]]] = []
         turn: _Turn | None = None
+
+        def of_rows(some: Sequence[StartRow]) -> tuple[GateCall, list[_Given]]:
+            call = GateCall(
+                tenant=tenant,
+                workflow_id=workflow_id,
+                endpoint=AdmissionEndpoint.START,
+                key=None,
+                traceparent=traceparent,
+                rows=len(some),
+            )
+            return call, [
+                _Given(row.input, dict(row.labels), actor, queue=row.queue, key=row.key)
+                for row in some
+            ]
+
+        refused: list[StartAnswer] = []
+        if rows and self._admitter.is_full(tenant):
+            call, given = of_rows(rows)
+            found = await self._admitter.in_time(call, self._refused_at_once(call, given))
+            refused = [found] * len(rows) if isinstance(found, GateFailed) else found
         ahead: deque[_Turn] = deque()
         # To count values takes time, and only a for-each begins an item for each.
         values_max = STEP_VALUES_MAX if self._plans.may_begin_items(tenant, workflow_id) else None
         rows_max = self._context.store.admissions_max
         async with asyncio.TaskGroup() as group:
-            for some in _in_steps(rows, rows_max, values_max):
-                given = [
-                    _Given(row.input, dict(row.labels), actor, queue=row.queue, key=row.key)
-                    for row in some
-                ]
-                call = GateCall(
-                    tenant=tenant,
-                    workflow_id=workflow_id,
-                    endpoint=AdmissionEndpoint.START,
-                    key=None,
-                    traceparent=traceparent,
-                    rows=len(given),
-                )
+            for some in _in_steps(rows[len(refused) :], rows_max, values_max):
+                call, given = of_rows(some)
                 turn = _Turn(turn)
                 begun.append(group.create_task(self._start_rows(call, given, turn)))
                 # The next rows are prepared while the store handles these and others wait.
@@ -212,7 +221,7 @@ class Gate:
                 ahead.append(turn)
                 if len(ahead) > _STEPS_AHEAD:
                     await ahead.popleft().is_sent.wait()
-        return [answer for each in begun for answer in each.result()]
+        return refused + [answer for each in begun for answer in each.result()]
 
     async def rerun(  # noqa: PLR0913 - what a rerun may carry, by keyword
         self,
@@ -322,16 +331,28 @@ class Gate:
         self, call: GateCall, given: Sequence[_Given], turn: _Turn
     ) -> list[StartAnswer]:
         """Start some rows of a batch, after the store has judged those before them."""
+        is_first = turn.is_first
 
-        async def in_turn() -> list[StartAnswer]:
+        async def prepared() -> tuple[list[PreparedRow[NotStarted]], Sequence[Admission]]:
             linked = await self._plans.newest(call.tenant, call.workflow_id)
             rows = await self._prepared_rows(call, linked, given)
             await asyncio.sleep(0)  # the rows before these may be sent
-            asked = self._context.store.prepare_admissions([row.admission for row in rows])
+            return rows, self._context.store.prepare_admissions([row.admission for row in rows])
+
+        def are_behind_the_last_slot() -> bool:
+            return not is_first and self._admitter.is_full(call.tenant)
+
+        async def in_turn() -> list[StartAnswer]:
+            ready = None if are_behind_the_last_slot() else await prepared()
             turn.is_prepared.set()
             failed = await turn.comes()
             if failed is not None:
                 return [failed] * len(given)
+            if are_behind_the_last_slot():
+                refused = await self._refused_at_once(call, given)
+                if len(refused) == len(given):
+                    return refused
+            rows, asked = ready or await prepared()
             return await self._admitter.admit_many(call, rows, asked, again, turn.judged)
 
         async def again(places: Sequence[int]) -> list[PreparedRow[NotStarted]]:
@@ -346,6 +367,28 @@ class Gate:
         finally:
             turn.ends(answers)
         return answers
+
+    async def _refused_at_once(self, call: GateCall, given: Sequence[_Given]) -> list[StartAnswer]:
+        """The answers to the first rows of a batch for which a full tenant has no slot.
+
+        One step of the store finds the runs of their keys, and why the others are refused. The rows
+        from the first one on that may be admitted, or whose input is faulty, have no answer.
+        """
+        linked = await self._plans.newest(call.tenant, call.workflow_id)
+        if not isinstance(linked, Linked):
+            return []
+        call.exists, schema = True, linked.plan.body.schema
+        if schema is not None:
+            are_faulty = await self._work.done_each(
+                call.tenant, lambda row: bool(schema.faults(row.input)), given
+            )
+            given = given[: are_faulty.index(True)] if True in are_faulty else given
+        rows = [(row.key, row.queue.on_full) for row in given]
+
+        async def asked(place: int) -> str:
+            return await self._fingerprint(call, given[place])
+
+        return [*await self._admitter.refused_rows(call, linked.terms, rows, asked)]
 
     async def _prepared_rows(
         self,
@@ -477,7 +520,7 @@ class Gate:
 
     async def _fingerprint(self, call: GateCall, given: _Given) -> str:
         """What tells requests with the same key apart; empty without a key."""
-        if call.key is None:
+        if call.key is None and given.key is None:
             return ""
         return await self._work.done(
             call.tenant, lambda: fingerprint(given.subject or call.workflow_id, given.body)
@@ -674,6 +717,11 @@ class _Turn:
         self._is_judged = asyncio.Event()
         self.is_prepared = asyncio.Event()
         self.is_sent = asyncio.Event()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no rows come before these."""
+        return self._before is None
 
     async def comes(self) -> GateFailed | None:
         """Wait until the rows may be sent; the answer to a row before them if the gate failed."""
