@@ -9,9 +9,10 @@ import time
 from itertools import count
 
 import pytest
+from msgspec.structs import replace
 
 from stanchion.sim.command import main, replay, run
-from stanchion.sim.scenario import draw
+from stanchion.sim.scenario import PROFILES, FaultKind, PlannedFault, draw
 from stanchion.sim.world import play
 
 DAYS = 40
@@ -103,6 +104,21 @@ def test_a_replay_tells_the_day_line_by_line() -> None:
     assert said[0].startswith("day 1:")
     assert any("granted with fence" in line for line in said)
     assert any(line.startswith("digest ") for line in said)
+
+
+def test_a_subscriber_that_gave_up_before_its_first_event_misses_nothing() -> None:
+    # mixed 463: its stream was open, the only replica was away until the SDK gave up, and no event
+    # had told it where to resume. Runs began before it subscribed again.
+    day = draw(1, "calm")
+    away = PlannedFault(0.47, FaultKind.DRAIN_REPLICA, 0, 23.0, 0.5)
+    asks = tuple(
+        replace(day.asks[0], at_s=22.8 + number / 4, tenant=tenant, key=f"key-{number}", copies=1)
+        for number, tenant in enumerate(("acme", "globex") * 4)
+    )
+    profile = replace(PROFILES["embedded"], is_stormy=False)
+    verdict = play(replace(day, profile=profile, replicas=1, asks=asks, faults=(away,)))
+    assert any("subscriber-acme: events: connection refused" in line for line in verdict.lines)
+    assert verdict.broken == ()
 
 
 def test_a_range_of_seeds_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

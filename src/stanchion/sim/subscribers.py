@@ -199,7 +199,7 @@ class Subscribers:
         self._world = world
         self.seen: dict[str, list[Line]] = {tenant: [] for tenant in TENANTS}
         self.missable: dict[str, int] = {}
-        """By tenant: the lines that its feed had when its first stream was open."""
+        """By tenant: the lines that its feed had when the stream was open that it resumes from."""
         self._is_over = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -221,7 +221,7 @@ class Subscribers:
         await asyncio.wait(self._tasks)
         for tenant in TENANTS:
             stored, seen = self._stored(tenant), self.seen[tenant]
-            # What came before the first stream was open is not missed: nothing says where it began.
+            # What came before that stream was open is not missed: nothing says where it began.
             due = len(stored) - self.missable.get(tenant, len(stored))
             stored = stored[len(stored) - max(due, len(seen)) :]
             self._world.history.check(
@@ -272,4 +272,7 @@ class Subscribers:
                     )
             except CallFailed as error:
                 world.history.tell(f"{process.name}: {error}")
+                if after is None:
+                    # No event has told it where to resume: it begins anew.
+                    self.missable.pop(tenant, None)
             await asyncio.sleep(1 + chance.random())
