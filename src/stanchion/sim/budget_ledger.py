@@ -191,7 +191,7 @@ class BudgetLedger:
     def _differences(self, tenant: TenantId) -> Iterator[str]:
         for name, tally in self.store.real.state.peek(tenant).budgets.items():
             *_, generation = self._windows[tenant, name]
-            of_window = [*self._of(tenant, name, generation)]
+            of_window = self._of(tenant, name, generation)
             used = sum(each.used for each in of_window)
             held = sum(each.committed for each in of_window) - used
             if (used, held) != (tally.used, tally.held):
@@ -200,11 +200,14 @@ class BudgetLedger:
                     f" {tally.used} and {tally.held}"
                 )
 
-    def _of(self, tenant: TenantId, name: str, generation: int) -> Iterator[_Spending]:
-        for spendings in self._runs.values():
-            for each in spendings:
-                if (each.tenant, each.name, each.generation) == (tenant, name, generation):
-                    yield each
+    def _of(self, tenant: TenantId, name: str, generation: int) -> list[_Spending]:
+        return [
+            each
+            for spendings in self._runs.values()
+            if spendings and spendings[0].tenant == tenant  # all of a run have its tenant
+            for each in spendings
+            if each.generation == generation and each.name == name
+        ]
 
     def _present(
         self, tenant: TenantId, name: str, window: BudgetWindow

@@ -19,20 +19,13 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
-from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple, Unpack
 
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant
 
 _Result = TypeVar("_Result")
 _Arguments = TypeVarTuple("_Arguments")
-
-
-class DueCallback(Protocol):
-    """A callback that is due and waits for its process."""
-
-    def again(self) -> None:
-        """Run the callback now."""
 
 
 class Process:
@@ -48,12 +41,14 @@ class Process:
         """How often it was paused."""
         self.context = copy_context()
         self.context.run(CURRENT.set, self)
-        self._held: deque[DueCallback] = deque()
+        self._held: list[_Due] = []
         self._begun: list[asyncio.Task[Any]] = []
         self._kept: list[asyncio.Task[Any]] = []
-        self.loop = asyncio.get_running_loop()
-        # Registered with the virtual loop, which resumes all processes at the end.
-        getattr(self.loop, "processes", []).append(self)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.loop = loop
+        # The loop resumes all processes at the end.
+        loop.processes.append(self)
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -82,11 +77,11 @@ class Process:
         self.is_paused = self.is_still = True
         self.pauses += 1
 
-    def resume(self) -> list[DueCallback]:
+    def resume(self) -> list[_Due]:
         """Run again. Returns the callbacks that became due meanwhile, for the loop to run."""
         self.is_paused = False
         self.is_still = self.is_dead
-        held, self._held = list(self._held), deque()
+        held, self._held = self._held, []
         return held
 
     def kill(self) -> None:
@@ -94,9 +89,9 @@ class Process:
         self.is_dead = self.is_still = True
         self._kept = list(asyncio.all_tasks())
 
-    def hold(self, handle: DueCallback) -> None:
+    def hold(self, due: _Due) -> None:
         """Keep a due callback until ``resume``."""
-        self._held.append(handle)
+        self._held.append(due)
 
 
 CURRENT: Final[ContextVar[Process | None]] = ContextVar("process", default=None)
@@ -131,8 +126,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._now_s = 0.0
         self._turns = 0
-        self._due: deque[_Handle] = deque()
-        self._timers: list[tuple[float, int, _Handle]] = []
+        self._due: deque[_Due] = deque()
+        self._timers: list[tuple[float, int, _Due]] = []
         self._order = 0
         """Timers of the same time run in the order in which they were set."""
         self.is_over = False
@@ -144,8 +139,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def resume(self, process: Process) -> None:
         """Resume a process, first with the callbacks that became due meanwhile."""
-        for held in process.resume():
-            self.call_soon(held.again, context=Context())
+        if not self._closed:  # type: ignore[attr-defined]  # not in the stubs
+            self._due.extend(process.resume())
 
     def dissolve(self) -> None:
         """Cancel all remaining tasks without logging, and close.
@@ -174,7 +169,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: *_Arguments,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        handle = _Handle(self._now_s, callback, args, self, context)
+        if context is None:
+            context = copy_context()
+        handle = _Handle((callback, args, context, self._now_s))
         # A task that did not unwind in time is collected after the loop is closed, and may still
         # schedule a callback, which is dropped.
         if not self._closed:  # type: ignore[attr-defined]  # not in the stubs
@@ -196,7 +193,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: *_Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        timer = _Handle(when, callback, args, self, context)
+        if context is None:
+            context = copy_context()
+        timer = _Handle((callback, args, context, when))
         self._order = order = self._order + 1
         heappush(self._timers, (when, order, timer))
         return timer  # type: ignore[return-value]  # it has the methods
@@ -209,10 +208,27 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         when = self._now_s + delay
-        timer = _Handle(when, callback, args, self, context)
+        if context is None:
+            context = copy_context()
+        timer = _Handle((callback, args, context, when))
         self._order = order = self._order + 1
         heappush(self._timers, (when, order, timer))
         return timer  # type: ignore[return-value]  # it has the methods
+
+    def after(
+        self,
+        delay_s: float,
+        process: Process,
+        callback: Callable[[Unpack[_Arguments]], object],
+        *arguments: *_Arguments,
+    ) -> None:
+        """Run a callback of a process after a delay.
+
+        Half as expensive as ``call_later``: it cannot be cancelled, and timers and tasks that it
+        starts belong to no process unless it names one.
+        """
+        self._order = order = self._order + 1
+        heappush(self._timers, (self._now_s + delay_s, order, (process, callback, arguments)))
 
     def run_in_executor(
         self,
@@ -236,9 +252,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.call_later(_THREAD_S, work)
         return done
 
-    def _run_once(self) -> None:
+    def _run_once(self) -> None:  # noqa: C901, PLR0912 - calls of its parts would cost too much
         """Run callbacks until the loop is stopped: a call of this method a turn costs too much."""
         due, timers = self._due, self._timers
+        popleft = due.popleft
         while True:
             if due or self._stopping:  # type: ignore[attr-defined]  # not in the stubs
                 self._turns += 1
@@ -246,16 +263,39 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                     self._turns = 0
                     raise NothingLeft("callbacks run without end, and no time passes")
             else:
-                while timers and timers[0][2].is_cancelled:
+                while timers and timers[0][2][0] is None:
                     heappop(timers)
                 if not timers:
                     raise NothingLeft("every task waits, and no timer is set")
                 self._turns = 0
                 self._now_s = max(self._now_s, timers[0][0])
-            while timers and timers[0][0] <= self._now_s:
+            now_s = self._now_s
+            while timers and timers[0][0] <= now_s:
                 due.append(heappop(timers)[2])
             for _ in range(len(due)):
-                due.popleft().again()
+                item: Any = popleft()
+                callback: Any
+                try:
+                    if item.__class__ is tuple:
+                        process, callback, arguments = item
+                        if process.is_still and not self.is_over:
+                            process.hold(item)
+                        else:
+                            callback(*arguments)
+                        continue
+                    callback, arguments, context, _ = item
+                    if callback is None:
+                        continue
+                    process = context.get(CURRENT)
+                    if process is not None and process.is_still and not self.is_over:
+                        process.hold(item)
+                    else:
+                        context.run(callback, *arguments)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:  # noqa: BLE001 - as the loop that it replaces
+                    message = f"Exception in callback {callback}"
+                    self.call_exception_handler({"message": message, "exception": error})
             if self._stopping:  # type: ignore[attr-defined]  # likewise
                 return
 
@@ -268,72 +308,39 @@ async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _nothing() -> None:
-    """The callback of a cancelled timer."""
-
-
-class _Handle:
-    """A callback or timer that runs only while its process runs.
+class _Handle(list[Any]):
+    """A callback or timer: callback, arguments, context and time.
 
     It has the methods of the handles of ``asyncio``, which cost several times as much to make:
-    they carry what only a debugger reads.
+    they carry what only a debugger reads. A list is made without a call in Python.
     """
 
-    __slots__ = ("_arguments", "_at_s", "_callback", "_context", "_loop", "is_cancelled")
-
-    def __init__(
-        self,
-        at_s: float,
-        callback: Callable[..., object],
-        arguments: tuple[object, ...],
-        loop: VirtualLoop,
-        context: Context | None,
-    ) -> None:
-        self._at_s = at_s
-        self._callback = callback
-        self._arguments = arguments
-        self._loop = loop
-        self._context = copy_context() if context is None else context
-        self.is_cancelled = False
-
-    def __repr__(self) -> str:
-        return f"<{self._callback} at {self._at_s} s>"
+    __slots__ = ()
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # type: ignore[assignment]  # a list has none
 
     def when(self) -> float:
-        return self._at_s
+        at_s: float = self[3]
+        return at_s
 
     def cancel(self) -> None:
-        self.is_cancelled = True
         # It stays in the heap until its time, and must not keep what it refers to.
-        self._callback, self._arguments = _nothing, ()
+        self[0] = self[1] = None
 
     def cancelled(self) -> bool:
-        return self.is_cancelled
+        return self[0] is None
 
-    def again(self) -> None:
-        """Run now, unless it was cancelled; if its process does not run, let it wait."""
-        if self.is_cancelled:
-            return
-        context, loop = self._context, self._loop
-        process = context.get(CURRENT)
-        if process is not None and process.is_still and not loop.is_over:
-            process.hold(self)
-            return
-        try:
-            context.run(self._callback, *self._arguments)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # noqa: BLE001 - as the handles that it replaces
-            message = f"Exception in callback {self._callback}"
-            loop.call_exception_handler({"message": message, "exception": error})
+
+_Due: TypeAlias = _Handle | tuple[Process, Callable[..., object], tuple[Any, ...]]
+"""What the loop runs: a handle, or a callback of a process that cannot be cancelled."""
 
 
 class LoopClock:
     """The clock port on the time of the running loop, with drift and steps."""
 
     def __init__(self, *, drift: float = 0.0, start: Instant = _START) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._began_s = self._loop.time()
+        self._time = asyncio.get_running_loop().time
+        self._began_s = self._time()
         self._rate = 1 + drift
         self._start = start
         self.step_ms = 0
@@ -342,11 +349,11 @@ class LoopClock:
         """Time that passed outside the loop: blocking work, or a suspended machine."""
 
     def now(self) -> Instant:
-        return Instant(self._start + self.moment() + self.step_ms)
+        passed_ms = int((self._time() - self._began_s) * self._rate * 1000)
+        return Instant(self._start + passed_ms + self.jump_ms + self.step_ms)
 
     def moment(self) -> Moment:
-        passed_ms = (self._loop.time() - self._began_s) * self._rate * 1000
-        return Moment(int(passed_ms) + self.jump_ms)
+        return Moment(int((self._time() - self._began_s) * self._rate * 1000) + self.jump_ms)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds / self._rate)

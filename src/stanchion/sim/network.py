@@ -107,7 +107,7 @@ class SimLink:
             self._bring(reply, BackendUnavailable(f"{verb}: connection refused"), verb)
         else:
             is_lost = chance < weather.refused + weather.lost_reply
-            server.later(way_s, self._arrive, reply, verb, execute, is_lost)
+            loop.after(way_s, server, self._arrive, reply, verb, execute, is_lost)
             if way_s > bound_s / 2 or server.is_paused:
                 self._give_up_at(reply, until_s)
         return reply
@@ -143,7 +143,7 @@ class SimLink:
             self._settle(reply, answer)
             return
         way_s = self._way_s()
-        self.caller.later(way_s, self._settle, reply, answer)
+        self._loop.after(way_s, self.caller, self._settle, reply, answer)
         until_s = self._waiting.get(reply)
         if until_s is not None and self._loop.time() + way_s > until_s:
             self._give_up_at(reply, until_s)
@@ -159,7 +159,7 @@ class SimLink:
 
     def _give_up_at(self, reply: asyncio.Future[_Answer], until_s: float) -> None:
         in_s = max(0.0, until_s - self._loop.time())
-        self.caller.later(in_s, self._time_out, reply)
+        self._loop.after(in_s, self.caller, self._time_out, reply)
 
     def _time_out(self, reply: asyncio.Future[_Answer]) -> None:
         self._waiting.pop(reply, None)
@@ -282,7 +282,7 @@ class Network:
             self._faults["request cut off"] += 1
         elif not replicas or chance < weather.refused:
             self._faults["refused"] += 1
-            self.caller.later(self._way_s(), _settle, reply, _UNREACHED)
+            loop.after(self._way_s(), self.caller, _settle, reply, _UNREACHED)
         else:
             replica = self._chance.choice(replicas)
             is_lost = chance < weather.refused + weather.lost_reply
@@ -329,7 +329,7 @@ class Network:
             if is_lost or self.is_cut:
                 self._faults["reply lost"] += 1
                 return
-            self.caller.later(self._way_s(), _settle, reply, answer)
+            self.caller.loop.after(self._way_s(), self.caller, _settle, reply, answer)
 
         task.add_done_callback(done)
 

@@ -392,6 +392,8 @@ class World:
         """Ask why some runs do not go on: the answer is compared with their next change."""
         state = self.store.real.state
         for run_id in self._asking.sample(list(state.runs), min(_EXPLAINED, len(state.runs))):
+            if state.runs[run_id].run.status.is_finished and run_id in self.ledger.explained:
+                continue  # it never changes
             facts = at_once(self.store.real.run_facts(run_id))
             assert facts is not None
             self.ledger.explain(facts)
