@@ -609,7 +609,11 @@ class Ledger:
             return
         run_id = seen.answer.run.id
         for hold in self.locks.held_by(seen.who, run_id):
-            self.ambushes[:] = [each for each in self.ambushes if not each(seen.who, run_id, hold)]
+            # In the store's process: the end of such a fault waits while the store is paused.
+            run = self.store.process.context.run
+            self.ambushes[:] = [
+                each for each in self.ambushes if not run(each, seen.who, run_id, hold)
+            ]
 
     def accepted(self, seen: SeenCommand) -> None:
         """Check accepted results."""
