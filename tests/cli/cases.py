@@ -1041,7 +1041,7 @@ CASES: Final = (
             (REPLICA, msgspec.structs.replace(REPLICA, replica="b", locks="unavailable"))
         ),
         shape=admin.ReplicaList,
-        says=("-3        7         ok ", "locks: unavailable  2"),
+        says=("-3        7         2     ok\n", "2     locks: unavailable"),
     ),
     Case(
         args=("upgrade", "show"),

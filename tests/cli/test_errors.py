@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import socket
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -62,11 +63,21 @@ REFUSALS = [
         Exit.FULL,
         ["(budget_exhausted); retry in 2.5 s"],
     ),
-    (problem(404, "not_found"), Exit.NOT_FOUND, ["see what there is: stanchion workflow list"]),
+    (
+        problem(404, "not_found", detail="there is no such workflow"),
+        Exit.NOT_FOUND,
+        [
+            "error: there is no such workflow: research (not_found)\n",
+            "see what there is: stanchion workflow list",
+        ],
+    ),
     (
         problem(401, "unauthenticated"),
         Exit.FAILED,
-        ["give --api-key or STANCHION_API_KEY", "starts the server with STANCHION_ADMIN_KEY"],
+        [
+            "give a key with --api-key or STANCHION_API_KEY",
+            "restart the server with STANCHION_ADMIN_KEY set",
+        ],
     ),
     (problem(403, "forbidden"), Exit.FAILED, ["stanchion key create --role"]),
     (
@@ -141,6 +152,7 @@ def test_a_refusal_ends_with_its_code_and_names_the_fix(
         (("limit", "show", "x"), "stanchion limit list"),
         (("bulk", "show", "x", "--tenant", "acme"), "stanchion bulk list --tenant acme"),
         (("workflow", "show", "x", "--shared"), "stanchion workflow list --shared"),
+        (("tenant", "show", "x"), "stanchion tenant list"),
     ],
 )
 def test_what_was_not_found_can_be_looked_for(
@@ -150,6 +162,63 @@ def test_what_was_not_found_can_be_looked_for(
     outcome = cli(*args)
     assert outcome.code == Exit.NOT_FOUND
     assert f"fix: see what there is: {fix}\n" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("args", "said", "fix"),
+    [
+        (
+            ("run", "rerun", "07-01h", "--from-step", "revew"),
+            {"detail": "from_step: the run has no step 'revew'"},
+            "see the run's steps: stanchion run show 07-01h",
+        ),
+        (
+            ("schedule", "set", "morning", "--workflow", "reprot", "--every", "60"),
+            {"detail": "workflow_id: there is no such workflow"},
+            "see what there is: stanchion workflow list",
+        ),
+    ],
+)
+def test_a_name_that_does_not_exist_can_be_looked_for(
+    args: tuple[str, ...], said: dict[str, str], fix: str, cli: Cli, server: Script
+) -> None:
+    server.says(*[problem(422, "invalid_request", **said)] * 2)
+    assert f"fix: {fix}\n" in cli(*args).err
+
+
+def test_a_missing_sub_workflow_is_to_be_applied_first(
+    cli: Cli, server: Script, tmp_path: Path
+) -> None:
+    file = tmp_path / "parent.yaml"
+    file.write_text("id: parent\nsteps:\n  call: {workflow: child}\n", encoding="utf-8")
+    fault = {"path": "steps.call.workflow", "message": "there is no workflow 'child'", "line": 3}
+    server.says(problem(422, "invalid_workflow", errors=[fault]))
+    fix = "fix: apply that workflow first: stanchion workflow apply FILE\n"
+    assert fix in cli("workflow", "apply", str(file)).err
+
+
+def test_an_https_url_of_a_server_without_tls_says_so(cli: Cli, server: Script) -> None:
+    outcome = cli("run", "list", "--url", server.url.replace("http:", "https:"))
+    assert outcome.code == Exit.UNAVAILABLE
+    assert f"fix: there is no TLS at this address: try --url {server.url}\n" in outcome.err
+
+
+def test_an_error_is_wrapped_between_words_and_its_commands_are_not(
+    cli: Cli, server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    message = "not a member of retry, which may have max_attempts"
+    fault = {"path": "steps.plan.retry.max", "message": message, "line": 4}
+    server.says(problem(429, "queue_full", detail="the queue is full", errors=[fault]))
+    assert cli("run", "start", "research").err.splitlines() == [
+        "error: the queue is full (queue_full)",
+        "  line 4: steps.plan.retry.max: not a",
+        "    member of retry, which may have",
+        "    max_attempts",
+        "fix: wait for a run to end, or let more",
+        "  runs wait:",
+        "  stanchion tenant set default --queue-max N",
+    ]
 
 
 FOR_OPERATORS = "this needs a key for all tenants ('*') with the role operator or admin"

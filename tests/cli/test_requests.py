@@ -249,11 +249,11 @@ def test_a_dry_run_of_a_rerun_says_what_would_happen_in_80_columns(
         "workflow  research@3",
         "version   same",
         "",
-        "STEP    WOULD BE    ITEMS",
-        "plan    reused      -",
-        "search  runs again  9998 reused, 2 run again",
-        "review  skipped     -",
-        "write   runs again  -",
+        "STEP    WOULD       ITEMS",
+        "plan    be reused   -",
+        "search  run again   9998 reused, 2 run again",
+        "review  be skipped  -",
+        "write   run again   -",
     ]
     [request] = server.requests
     assert request.document == {"from_step": None, "only": "failed_items", "dry_run": True}
@@ -273,7 +273,13 @@ def test_a_run_that_fails_at_once_is_told_with_its_reason(
     assert seen.err == ("the run has failed at once: plan: input: no such key (expression_error)\n")
 
 
-def test_watching_says_that_no_worker_takes_the_job(cli: Cli, server: Script) -> None:
+@pytest.mark.parametrize(
+    ("code", "is_said"),
+    [("no_worker", True), ("queued", True), ("approval_pending", True), ("job_leased", False)],
+)
+def test_watching_says_why_the_run_does_not_go_on_and_what_to_do(
+    code: str, is_said: bool, cli: Cli, server: Script
+) -> None:
     step = {"status": "running", "attempt": 1, "error": None}
     run = {"run_id": "07-01h", "status": "running", "steps": {"plan": step}, "output": None}
     ended = {
@@ -283,10 +289,10 @@ def test_watching_says_that_no_worker_takes_the_job(cli: Cli, server: Script) ->
         "finished_at": None,
         "error": None,
     }
-    why = {"findings": [{"code": "no_worker", "detail": "no worker asks", "remedy": "start one"}]}
+    why = {"findings": [{"code": code, "detail": "no worker asks", "remedy": "start one"}]}
     server.says(*[Said(run)] * 3, Said(why), Said(ended))
     seen = cli("run", "watch", "07-01h")
-    assert "no worker asks; start one" in seen.err.splitlines()
+    assert ("no worker asks; to do: start one" in seen.err.splitlines()) is is_said
 
 
 @pytest.mark.parametrize(
@@ -325,7 +331,7 @@ def test_a_reason_is_wrapped_between_words_and_a_command_is_not(
     monkeypatch.setenv("COLUMNS", "20")
     out = cli("run", "why", "07-01h").out
     assert out.startswith("the job waits for a\nworker (job_ready)\n")
-    assert f"to do: {remedy}\n" in out
+    assert f"\nto do:\n  {remedy}\n\n" in out
 
 
 def test_a_long_message_is_cut_in_the_list_of_approvals(cli: Cli, server: Script) -> None:
@@ -393,7 +399,9 @@ def test_deleting_a_tenant_says_what_applies_now(
     typed = io.StringIO("n\n")
     monkeypatch.setattr(typed, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys, "stdin", typed)
-    assert cli("tenant", "delete", "acme").code == Exit.INTERRUPTED
+    refused = cli("tenant", "delete", "acme")
+    assert refused.code == Exit.INTERRUPTED
+    assert refused.err.endswith("nothing was changed\n")
     assert len(server.requests) == 1
     assert cli("tenant", "delete", "acme", "--yes").code == Exit.OK
 

@@ -209,6 +209,54 @@ def test_the_year_that_is_left_out_is_the_present_one() -> None:
     ]
 
 
+def test_at_80_columns_errors_causes_and_topics_are_whole(server: Script) -> None:
+    error = Failure(
+        "job_failed", "ValueError: the ticket cannot be parsed as JSON", StepId("classify")
+    )
+    step = runs.StepView(status=StepStatus.FAILED, attempt=2, output=None, error=error)
+    run = msgspec.structs.replace(RUN, steps={"classify": step})
+    job_id = f"{RUN.run_id}:classify[1]@2"
+    item = {"index": 1, "status": "failed", "attempt": 2, "job_id": job_id}
+    item |= {"error": msgspec.to_builtins(error)}
+    cause = "delivered 5 times, and no worker finished it"
+    letter = {"id": "job:051m7nj7ne32sp5gh1g3f5x:parse@1#1", "kind": "job", "tenant": "acme"}
+    letter |= {"at": "2026-11-17T20:13:37Z", "run_id": "x", "step_id": "parse", "cause": cause}
+    row = {"worker_id": "vm-14099-139fad25", "tenant": "*", "jobs": 0, "version": "0.1.0.dev0"}
+    row |= {"last_seen_at": "2026-11-17T20:13:37Z"}
+    topics = [f"agent.topic-{number}" for number in range(6)]
+    for args, answer, words in (
+        (("run", "show", "07-01h"), run, f"{error.message} (job_failed)"),
+        (
+            ("run", "items", "07-01h", "classify"),
+            {"items": [item], "cursor": None},
+            f"{error.message} (job_failed)",
+        ),
+        (("dead-letter", "list"), {"dead_letters": [letter], "cursor": None}, cause),
+        (("worker", "list"), {"workers": [row | {"topics": topics}]}, ", ".join(topics)),
+    ):
+        server.says(Said(answer))
+        command = (*args, "--url", server.url)
+        seen = on_terminal(*command, env={"NO_COLOR": "1"}, columns=80)
+        lines = seen.text.splitlines()
+        assert max(map(len, lines)) <= 80, seen.text
+        assert "…" not in seen.text, seen.text
+        first = next(each for each in lines if words.split()[0] in each)
+        column = first.index(words.split()[0])
+        shown = " ".join(each[column:].strip() for each in lines[lines.index(first) :])
+        assert words in shown, seen.text
+
+
+def test_at_80_columns_the_live_view_has_its_command_on_one_line(server: Script) -> None:
+    todo = "stanchion approval approve 051m7nj7ne32sp5gh1g3f5x review --tenant acme"
+    finding = {"code": "approval_pending", "detail": "step 'review' waits", "remedy": todo}
+    running = Said(msgspec.structs.replace(RUN, status=RunStatus.RUNNING, error=None))
+    ended = Said(msgspec.structs.replace(RUN, status=RunStatus.SUCCEEDED, error=None))
+    server.says(*[running] * 3, Said({"findings": [finding]}), ended)
+    args = ("run", "watch", "07-01h", "--url", server.url)
+    seen = on_terminal(*args, env={"NO_COLOR": "1"}, columns=80)
+    assert todo in seen.text
+
+
 def test_a_pipe_gets_whole_lines_unless_columns_are_given(server: Script) -> None:
     row = runs.RunRow(
         run_id="391m7hyamb0c54vpc3gd7bz",

@@ -58,6 +58,9 @@ def test_every_fault_of_every_file_is_told(cli: Cli, tmp_path: Path) -> None:
         f"{parent}: 1 fault\n  line 3: steps.call.back.workflow: workflows contain" in outcome.out
     )
     assert f"{broken}: 2 faults\n  line 3: steps.work.needs[0]: there is no step" in outcome.out
+    # The file of the sub-workflow is given, and cannot be used.
+    seen = cli("workflow", "check", parent, broken)
+    assert "workflow child, which is in none of the files without faults\n" in seen.out
     nowhere = cli("workflow", "check", str(tmp_path / "nowhere.yaml"))
     assert nowhere.code == Exit.USAGE
 

@@ -120,7 +120,12 @@ def _run(args: Sequence[str] | None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except click.Abort as aborted:
+        # An interrupt has a cause; the answer "no" to a question has none.
+        if aborted.__cause__ is None:
+            click.echo("nothing was changed", err=True)
+        return Exit.INTERRUPTED
+    except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except OSError as error:
         if error.errno not in _UNWRITABLE:

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import click
 
-from stanchion.cli.text import printable
+from stanchion.cli.text import printable, sentence
 from stanchion.core import install_command
 
 
@@ -60,11 +60,12 @@ class CliError(Exception):
 
     def text(self) -> str:
         """The error as text for a person."""
-        lines = [f"error: {self.message}", *(f"  {fault}" for fault in self.faults)]
-        if self.fix:
-            lines.append(f"fix: {self.fix}")
         # A server's text is untrusted: escape control characters before they reach the terminal.
-        return "\n".join(printable(line) for line in lines)
+        lines = [sentence(printable(f"error: {self.message}"), "  ")]
+        lines += [sentence(printable(f"  {fault}"), "    ") for fault in self.faults]
+        if self.fix:
+            lines.append(sentence(printable(f"fix: {self.fix}"), "  "))
+        return "\n".join(lines)
 
     def show(self) -> None:
         """Print it on standard error."""
@@ -103,6 +104,7 @@ _LISTS: Final = {
     "/v1/shared/workflows": "stanchion workflow list --shared",
     "/v1/admin/leases": "stanchion lease list",
     "/v1/admin/dead-letters": "stanchion dead-letter list",
+    "/v1/admin/tenants": "stanchion tenant list",
 }
 """The command that lists what was not found, by the request's path."""
 
@@ -152,6 +154,8 @@ def error_from(document: object, *, status: int, path: str, caller: CallContext)
     code = str(problem.get("code", ""))
     text, faults = _once(_text(problem, code), _faults(problem.get("errors")))
     text, faults = _flag(text), [_flag(each) for each in faults]
+    if code == "not_found" and (named := _named(path)) and named not in text:
+        text = f"{text}: {named}"
     if code == "forbidden" and caller.role is not None:
         text = _ROLES.sub(rf"\1 the role {caller.role}", text, count=1)
     return CliError(
@@ -167,6 +171,12 @@ def error_from(document: object, *, status: int, path: str, caller: CallContext)
 def _text(problem: Mapping[str, Any], code: str) -> str:
     said = problem.get("detail") or problem.get("title") or "the server refused"
     return _SENTENCES.get(code, str(said))
+
+
+def _named(path: str) -> str | None:
+    """What the path names: ``report`` in ``/v1/workflows/report/runs``; nothing in a list's."""
+    near = max((each for each in _LISTS if path.startswith(f"{each}/")), key=len, default=None)
+    return None if near is None else unquote(path.removeprefix(f"{near}/").split("/")[0])
 
 
 def _flag(text: str) -> str:
@@ -224,8 +234,8 @@ def _fix(problem: Mapping[str, Any], code: str, path: str, caller: CallContext) 
             return _settled(detail, path, caller)
         case "invalid_input":
             return _fitting(path, caller)
-        case "invalid_request" if path.endswith("/rerun") and "no step" in detail:
-            return f"see the run's steps: stanchion run show {path.split('/')[3]}{caller.flags}"
+        case "invalid_workflow" | "invalid_request":
+            return _mended(problem, path, caller)
         case "upgrade_unfinished":
             remedy = problem.get("remedy")
             return remedy if isinstance(remedy, str) else None
@@ -239,8 +249,21 @@ def _authenticated(caller: CallContext) -> str:
     if caller.has_key:
         wrong = "the key is unknown or revoked: check --api-key or STANCHION_API_KEY"
     else:
-        wrong = "this server needs a key: give --api-key or STANCHION_API_KEY"
-    return f"{wrong}; an operator without any starts the server with STANCHION_ADMIN_KEY"
+        wrong = "give a key with --api-key or STANCHION_API_KEY"
+    return f"{wrong}; if no admin key is left, restart the server with STANCHION_ADMIN_KEY set"
+
+
+def _mended(problem: Mapping[str, Any], path: str, caller: CallContext) -> str | None:
+    """A hint for a name of a workflow or a step that does not exist."""
+    # The words decide, as below.
+    said = " ".join([str(problem.get("detail", "")), *_faults(problem.get("errors"))])
+    if path.endswith("/rerun") and "has no step" in said:
+        return f"see the run's steps: stanchion run show {path.split('/')[3]}{caller.flags}"
+    if problem.get("code") == "invalid_workflow" and "there is no workflow" in said:
+        return "apply that workflow first: stanchion workflow apply FILE"
+    if "there is no such workflow" in said:
+        return f"see what there is: stanchion workflow list{caller.flags}"
+    return None
 
 
 def _found(detail: str, path: str, caller: CallContext) -> str | None:

@@ -103,6 +103,7 @@ def run_lines(run: dict[str, Any], waits: Mapping[str, str] | None = None) -> It
         yield from table(
             ("STEP", "STATUS", _ATTEMPT, "ITEMS", "WAITS FOR", "ERROR"),
             (step_cells(name, step, known.get(name)) for name, step in run["steps"].items()),
+            wraps=True,
         )
     yield from _progress_lines(run["steps"])
     if run["output"] is not None:
@@ -153,7 +154,7 @@ def step_cells(name: str, step: dict[str, Any], waits_for: str | None = None) ->
         cell(step["attempt"] or None),
         _items(step),
         waits_for or _waits_for(step),
-        failure(step["error"]),
+        failure(step["error"], of_step=name),
     )
 
 
@@ -184,7 +185,7 @@ def why_lines(answer: dict[str, Any], tenant: str | None) -> Iterator[str]:
     """
     first, *_ = findings = answer["findings"]
     yield sentence(f"{cell(first['detail'])} ({cell(first['code'])})")
-    yield f"to do: {_remedy(first, tenant)}"
+    yield sentence(f"to do: {_remedy(first, tenant)}", "  ")
     yield ""
     columns: dict[str, Column] = {
         "CAUSE": "code",
@@ -217,7 +218,7 @@ def wait_lines(answer: dict[str, Any]) -> Iterator[str]:
             yield ""
             about = f"{cell(row['waits_for'])}: {cell(row['detail'])} ({cell(row['code'])})"
             yield sentence(about)
-            yield f"to do: {_remedy(row, row['tenant'])}"
+            yield sentence(f"to do: {_remedy(row, row['tenant'])}", "  ")
 
 
 def _whys_place(found: dict[str, Any]) -> str:
@@ -225,19 +226,19 @@ def _whys_place(found: dict[str, Any]) -> str:
     return cell(found["step_id"]) if item is None else f"{cell(found['step_id'])}[{item}]"
 
 
-def item_rows(page: dict[str, Any]) -> list[str]:
+def item_rows(page: dict[str, Any], step_id: str) -> list[str]:
     """The items of a for-each step."""
     columns: dict[str, Column] = {
         "ITEM": "index",
         "STATUS": "status",
         _ATTEMPT: ("attempt", lambda attempt: cell(attempt or None)),
-        "JOB": "job_id",
-        "ERROR": ("error", failure),
+        SpareHeading("JOB"): "job_id",
+        "ERROR": ("error", lambda error: failure(error, of_step=step_id)),
     }
-    return rows_of(page["items"], columns)
+    return rows_of(page["items"], columns, wraps=True)
 
 
-_ACTIONS: Final = {"reused": "reused", "runs_again": "runs again", "skipped": "skipped"}
+_ACTIONS: Final = {"reused": "be reused", "runs_again": "run again", "skipped": "be skipped"}
 
 
 def rerun_lines(plan: dict[str, Any]) -> Iterator[str]:
@@ -251,7 +252,7 @@ def rerun_lines(plan: dict[str, Any]) -> Iterator[str]:
     )
     yield ""
     yield from table(
-        ("STEP", "WOULD BE", "ITEMS"),
+        ("STEP", "WOULD", "ITEMS"),
         (
             (cell(name), _ACTIONS.get(step["action"], cell(step["action"])), _planned_items(step))
             for name, step in plan["steps"].items()
@@ -283,11 +284,11 @@ def _items(step: dict[str, Any]) -> str:
     return f"{step.get('items_succeeded') or 0}/{total}" + (f" ({failed} failed)" if failed else "")
 
 
-def failure(error: dict[str, Any] | None) -> str:
-    """Why something failed: its step, the reason, the code."""
+def failure(error: dict[str, Any] | None, of_step: str | None = None) -> str:
+    """Why something failed: its step, unless that is ``of_step``; the reason, the code."""
     if error is None:
         return "-"
-    at = f"{cell(error['step'])}: " if error.get("step") else ""
+    at = f"{cell(error['step'])}: " if error.get("step") not in {None, "", of_step} else ""
     return f"{at}{cell(error['message'])} ({cell(error['code'])})"
 
 
@@ -315,7 +316,7 @@ def follow(session: Session, run_id: str) -> dict[str, Any]:
 class _View(NamedTuple):
     run: dict[str, Any]
     hint: str | None
-    """Why the run waits for a worker, once it has waited for a while."""
+    """Why the run does not go on, once it has waited for a while, and what to do."""
 
 
 def _views(session: Session, run_id: str) -> Iterator[_View]:
@@ -329,7 +330,7 @@ def _views(session: Session, run_id: str) -> Iterator[_View]:
         still = still + 1 if _statuses(run) == _statuses(before) else 0
         looks = looks + 1 if still else 0
         if looks % _HINT_LOOKS == _HINT_LOOKS - 1:
-            hint = _worker_hint(session, run_id)
+            hint = _wait_hint(session, run_id)
         elif not still:
             hint = None
         yield _View(run, hint)
@@ -350,12 +351,17 @@ def _remedy(finding: dict[str, Any], tenant: str | None) -> str:
     return remedy_for(cell(finding["remedy"]), tenant)
 
 
-def _worker_hint(session: Session, run_id: str) -> str | None:
-    """What the server says about a job that no worker takes."""
+_GOES_ON: Final = frozenset({"job_leased", "retry_pending", "delay_pending", "finished"})
+"""Findings after which there is nothing to do but to wait."""
+
+
+def _wait_hint(session: Session, run_id: str) -> str | None:
+    """The first cause for which a person can do something, and what."""
     with suppress(CliError):  # a server without this route
         for finding in session.get(path_to("runs", run_id, "why")).get("findings", ()):
-            if finding["code"] in {"no_worker", "job_ready"}:
-                return f"{cell(finding['detail'])}; {_remedy(finding, session.server.tenant)}"
+            if finding["code"] not in _GOES_ON:
+                todo = _remedy(finding, session.server.tenant)
+                return f"{cell(finding['detail'])}; to do: {todo}"
     return None
 
 
@@ -381,7 +387,7 @@ def _plain(session: Session, views: Iterator[_View]) -> dict[str, Any]:
 
 def _live(views: Iterator[_View]) -> dict[str, Any]:
     """Show a table that is redrawn in place, and removed when the run has ended."""
-    from rich.live import Live  # noqa: PLC0415 - only server_options a person looks
+    from rich.live import Live  # noqa: PLC0415 - only when a person looks
 
     run: dict[str, Any] = {}
     with Live(auto_refresh=False, transient=True) as live:
@@ -391,16 +397,15 @@ def _live(views: Iterator[_View]) -> dict[str, Any]:
 
 
 def _picture(run: dict[str, Any], hint: str | None) -> Any:  # noqa: ANN401 - rich is imported when it is needed
-    from rich.progress_bar import ProgressBar  # noqa: PLC0415 - only server_options a person looks
-    from rich.table import Table  # noqa: PLC0415 - only server_options a person looks
-    from rich.text import Text  # noqa: PLC0415 - only server_options a person looks
+    from rich.console import Group  # noqa: PLC0415 - only when a person looks
+    from rich.progress_bar import ProgressBar  # noqa: PLC0415 - only when a person looks
+    from rich.table import Table  # noqa: PLC0415 - only when a person looks
+    from rich.text import Text  # noqa: PLC0415 - only when a person looks
 
     title = f"{cell(run['workflow_id'])}  {cell(run['run_id'])}  {cell(run['status'])}"
     picture = Table(
         title=Text(title),
         title_justify="left",
-        caption=None if hint is None else Text(hint),
-        caption_justify="left",
         box=None,
         pad_edge=False,
     )
@@ -414,4 +419,5 @@ def _picture(run: dict[str, Any], hint: str | None) -> Any:  # noqa: ANN401 - ri
         status = Text(cells[1], style=COLORS.get(step["status"], "dim"))
         rest = [Text(each) for each in cells[2:]]
         picture.add_row(Text(cells[0]), status, rest[0], rest[1], bar, rest[2], rest[3])
-    return picture
+    # Not the table's caption, which would be as narrow as the table.
+    return picture if hint is None else Group(picture, Text(""), Text(sentence(hint)))

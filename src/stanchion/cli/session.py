@@ -25,7 +25,7 @@ import click
 from msgspec.structs import replace
 
 from stanchion.cli.errors import CallContext, CliError, Exit, error_from
-from stanchion.cli.text import IDENT_CHARS, Column, rows_of, yaml_lines
+from stanchion.cli.text import IDENT_CHARS, Column, rows_of, sentence, yaml_lines
 from stanchion.transport.blocking import (
     BlockingFailover,
     BlockingStream,
@@ -247,6 +247,8 @@ def _unreachable(outcome: NoReply, url: str, timeout_s: float) -> CliError:
     else:
         message = f"{url} cannot be reached: {outcome.message}"
         fix = "check --url or STANCHION_URL"
+        if any(each in outcome.message for each in _NO_TLS):
+            fix = f"there is no TLS at this address: try --url http{url.removeprefix('https')}"
     return CliError(
         message,
         Exit.UNAVAILABLE,
@@ -265,6 +267,8 @@ def _unreachable(outcome: NoReply, url: str, timeout_s: float) -> CliError:
     )
 
 
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+"""OpenSSL's words for a server that does not speak TLS: before version 3.4, and since."""
 URL: Final = "http://127.0.0.1:8420"
 FILE_BYTES_MAX: Final = 1024 * 1024
 """The largest request body that a server accepts."""
@@ -344,7 +348,7 @@ class Session:
     def note(self, text: str) -> None:
         """Print a remark on standard error, unless the output is for a program."""
         if not (self.is_json or self.is_yaml):
-            click.echo(text, err=True)
+            click.echo(sentence(text), err=True)
 
     @property
     def whose(self) -> str:
@@ -562,13 +566,15 @@ def list_command(  # noqa: PLR0913 - what differs between lists
     what: str | None = None,
     watch: bool = False,
     is_of_tenant: bool = False,
+    wraps: bool = False,
     note: Callable[[dict[str, Any]], str | None] = lambda _page: None,
 ) -> None:
     """Add a command that shows a list, a page at a time.
 
     ``rows`` is the member of the answer with the rows, ``what`` says what an empty page is without
-    (with ``is_of_tenant``, and of which tenant), and ``note`` returns a remark about a page. The
-    values of ``options`` are sent as the query.
+    (with ``is_of_tenant``, and of which tenant), and ``note`` returns a remark about a page. With
+    ``wraps`` the last column goes on in the next line instead of being cut. The values of
+    ``options`` are sent as the query.
     """
 
     def show_list(session: Session, /, *, watch: bool = False, **query: Any) -> None:  # noqa: ANN401 - the options
@@ -576,7 +582,10 @@ def list_command(  # noqa: PLR0913 - what differs between lists
             page = session.get(path, **query)
             whose = f" of {session.whose}" if is_of_tenant else ""
             show_page(
-                session, page, lambda page: rows_of(page[rows], columns), f"{what or rows}{whose}"
+                session,
+                page,
+                lambda page: rows_of(page[rows], columns, wraps=wraps),
+                f"{what or rows}{whose}",
             )
             remark = note(page)
             if remark:

@@ -62,10 +62,24 @@ def excerpt(value: str | None) -> str:
     return whole if len(whole) <= width else whole[: width - 1] + "…"
 
 
-def sentence(text: str) -> str:
-    """A sentence in lines that fit the terminal. Not for commands, which are copied."""
+_COMMAND: Final = re.compile(r"stanchion(?: [^\s;,()]+)+")
+_JOINT: Final = "\0"
+"""Stands for a space at which a line must not end."""
+
+
+def sentence(text: str, indent: str = "") -> str:
+    """Text in lines that fit the terminal; all but the first begin with ``indent``.
+
+    A command that it contains stays on one line, so that it can be copied.
+    """
     room = shutil.get_terminal_size(fallback=(0, 0)).columns
-    return textwrap.fill(text, room, break_long_words=False) if room else text
+    if not 0 < room < len(text):
+        return text
+    joined = _COMMAND.sub(lambda command: command[0].replace(" ", _JOINT), text)
+    lines = textwrap.fill(
+        joined, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return lines.replace(_JOINT, " ")
 
 
 class FlexibleCell(str):

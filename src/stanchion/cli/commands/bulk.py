@@ -74,8 +74,12 @@ def start_bulk(
             raise click.UsageError(
                 f"this would {action} every run: give a filter like --label team:red, or --all"
             )
-        click.confirm(f"Without a filter: {action} every run?", abort=True, err=True)
+        question = f"Without a filter: {action} every run of {session.whose}?"
+        click.confirm(question, abort=True, err=True)
     answer = session.create(path_to("bulk"), body, key, what="bulk action").document
+    if not watch and answer["status"] == "running":
+        flags = session.server.flags
+        session.note(f"to follow it: stanchion bulk show {answer['bulk_id']} --watch{flags}")
     return _shown(session, answer, watch=watch)
 
 

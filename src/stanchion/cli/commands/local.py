@@ -10,7 +10,7 @@ import click
 from stanchion.cli.errors import needs_server_packages
 from stanchion.cli.logging import log_to, raise_open_files_limit
 from stanchion.cli.session import list_command, path_to, server_options
-from stanchion.cli.text import cell, clock
+from stanchion.cli.text import SpareHeading, cell, clock
 
 
 class _WorkerGroup(click.Group):
@@ -98,10 +98,11 @@ list_command(
         "TENANT": "tenant",
         "JOBS": "jobs",
         "SEEN": ("last_seen_at", clock),
-        "VERSION": "version",
+        SpareHeading("VERSION"): "version",
         "TOPICS": ("topics", lambda topics: ", ".join(map(cell, topics)) or "-"),
     },
     watch=True,
+    wraps=True,
 )
 
 

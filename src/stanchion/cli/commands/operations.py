@@ -18,7 +18,6 @@ from stanchion.cli.session import (
 )
 from stanchion.cli.text import (
     Column,
-    FlexibleCell,
     SpareHeading,
     cell,
     clock,
@@ -141,7 +140,7 @@ list_command(
     "dead_letters",
     {
         "ID": ("id", whole_ident),
-        "KIND": "kind",
+        SpareHeading("KIND"): "kind",
         "AT": ("at", clock),
         "TENANT": "tenant",
         SpareHeading("RUN", 3): ("run_id", ident),
@@ -150,6 +149,7 @@ list_command(
     },
     what="dead letters",
     watch=True,
+    wraps=True,
 )
 
 
@@ -266,14 +266,15 @@ list_command(
     {
         "REPLICA": ("replica", ident),
         "VERSION": "version",
-        "STARTED": ("started_at", clock),
+        SpareHeading("STARTED"): ("started_at", clock),
         "SEEN": ("seen_at", clock),
-        FlexibleCell("CLOCK MS", "MS"): "clock_offset_ms",
-        FlexibleCell("SETTINGS", "SET"): "settings_revision",
-        FlexibleCell("HEALTH", "HEALTH"): _health,
+        "CLOCK MS": "clock_offset_ms",
+        "SETTINGS": "settings_revision",
         "RUNS": "runs_held",
+        "HEALTH": _health,
     },
     watch=True,
+    wraps=True,
 )
 
 

@@ -367,7 +367,7 @@ def list_items(
     """List the items of a for-each step, in the order of its list."""
     path = path_to("runs", run_id, "steps", step_id, "items")
     page = session.get(path, status=status, limit=limit, cursor=cursor)
-    show_page(session, page, item_rows, f"items of step {step_id}")
+    show_page(session, page, lambda page: item_rows(page, step_id), f"items of step {step_id}")
 
 
 @run.command("watch")

@@ -25,7 +25,16 @@ from stanchion.cli.session import (
     read_bounded,
     show_page,
 )
-from stanchion.cli.text import Column, cell, clock, lines_of, pairs, printable, rows_of
+from stanchion.cli.text import (
+    Column,
+    cell,
+    clock,
+    lines_of,
+    pairs,
+    printable,
+    rows_of,
+    sentence,
+)
 
 
 @click.group("workflow")
@@ -118,16 +127,18 @@ def _show_checked(rows: list[dict[str, Any]], *, is_json: bool) -> None:
     if is_json:
         click.echo(json.dumps({"files": rows}, indent=2))
         return
+    # A file that cannot be parsed does not say which workflow it has.
+    has_faulty = any(row["id"] is None for row in rows)
+    without = "in none of the files without faults" if has_faulty else "not among the files"
     for row in rows:
         count = len(row["errors"])
         verdict = f"{count} fault{'' if count == 1 else 's'}" if count else "ok"
         click.echo(printable(f"{row['file']}: {verdict}"))
         for error in row["errors"]:
-            click.echo(printable(f"  {fault_line(error)}"))
+            click.echo(sentence(printable(f"  {fault_line(error)}"), "    "))
         for unknown in row["not_checked"]:
-            click.echo(
-                printable(f"  not checked: workflow {unknown}, which is not among the files")
-            )
+            line = f"  not checked: workflow {unknown}, which is {without}"
+            click.echo(sentence(printable(line), "    "))
 
 
 @workflow.command("list")
