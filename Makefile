@@ -34,18 +34,18 @@ heading = @printf '\n== %s\n' '$(1)'
 .PHONY: help
 help: ## print this table
 	@printf 'usage: make TARGET\n\n'
-	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 13
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 16
 
 .PHONY: demo
-demo: $(READY) ## show a full tenant, a queue, a research agent and an approval on a server and a worker
+demo: $(READY) ## show a full tenant, a research agent, an approval and a queue
 	@$(BIN)/python examples/demo.py
 
 .PHONY: serve
-serve: $(READY) ## run a server on http://127.0.0.1:8420 until Ctrl-C; its data is in .stanchion
+serve: $(READY) ## run a server on http://127.0.0.1:8420; data in .stanchion
 	@$(BIN)/stanchion serve --data-dir .stanchion
 
 .PHONY: test
-test: check browser promtool test-core test-rest ## all checks and all tests, about twelve minutes on two cores
+test: check browser promtool test-core test-rest ## all checks and tests, about twelve minutes on two cores
 	@$(BIN)/python -m tests.console.browser --report
 	@command -v promtool $(BIN)/promtool >/dev/null || \
 	    printf '\n!! no promtool: the unit tests of the alert rules were SKIPPED\n'
@@ -98,7 +98,7 @@ test-rest: $(READY)
 	fi
 
 .PHONY: sim
-sim: $(READY) ## simulate ten thousand seeded days of faults, then every deliberate defect
+sim: $(READY) ## simulate ten thousand days of faults, then every defect
 	$(call heading,ten thousand simulated days)
 	@$(BIN)/stanchion sim --seeds 0..10000 --workers $(WORKERS)
 	$(call heading,deliberate defects must be found)
@@ -107,15 +107,15 @@ sim: $(READY) ## simulate ten thousand seeded days of faults, then every deliber
 	@PYTHONPATH=. $(BIN)/python scripts/simulate.py coverage --days 60
 
 .PHONY: sim-night
-sim-night: $(READY) ## simulate days until stopped; goes on where it was stopped, shrinks what it finds
+sim-night: $(READY) ## simulate days until stopped, and shrink what fails
 	@PYTHONPATH=. $(BIN)/python scripts/simulate.py night --workers $(WORKERS)
 
 .PHONY: drill
-drill: $(READY) ## prove every policy on real processes, at full length; reports in drill-reports
+drill: $(READY) ## prove every policy on real processes; see drill-reports
 	@$(BIN)/python -m stanchion drill all
 
 .PHONY: chaos
-chaos: $(READY) ## disconnect, pause and kill real servers, for many rounds; takes long
+chaos: $(READY) ## disconnect, pause and kill real servers; takes long
 	$(call heading,chaos on real processes)
 	@$(BIN)/python -m pytest --quiet tests -m chaos
 
@@ -124,7 +124,7 @@ bench: $(READY) ## measure every ratio and time we claim; fail if one is missed
 	@$(BIN)/python -m bench
 
 .PHONY: soak
-soak: $(READY) ## all tests at full scale, then a mutation run over the core; takes long
+soak: $(READY) ## all tests at full scale, then mutation tests; takes long
 	@$(BIN)/python -m pip --quiet install --no-deps --require-hashes \
 	    --requirement $(EXAMPLES_LOCK)
 	$(call heading,all tests at full scale)
@@ -135,12 +135,12 @@ soak: $(READY) ## all tests at full scale, then a mutation run over the core; ta
 	@$(BIN)/mutmut results
 
 .PHONY: pictures
-pictures: $(READY) ## take pictures of every page of the console, in light and dark, into docs/pictures
+pictures: $(READY) ## take the pictures of the console for docs/pictures
 	@$(BIN)/python -m tests.console.browser
 	@PYTHONPATH=. $(BIN)/python scripts/take_pictures.py
 
 .PHONY: transcripts
-transcripts: $(READY) ## take the transcripts of "run why" for the how-to page again
+transcripts: $(READY) ## take the transcripts of "run why" for the docs
 	@PYTHONPATH=. $(BIN)/python -m tests.docs.transcripts
 
 .PHONY: generate
@@ -151,14 +151,14 @@ generate: $(READY) ## regenerate schemas, reference pages and dashboards
 	@$(BIN)/python -m stanchion.gateway > schema/openapi.json
 
 .PHONY: lock
-lock: ## rewrite the lock files; LOCK_FLAGS=--upgrade takes the newest versions (needs uv)
+lock: ## rewrite the lock files (needs uv); LOCK_FLAGS=--upgrade
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
 	@$(UV) pip compile pyproject.toml --extra server --extra otel --group dev --output-file $(LOCK) $(COMPILE)
 	@$(UV) pip compile pyproject.toml --group examples --constraint $(LOCK) \
 	    --output-file $(EXAMPLES_LOCK) $(COMPILE)
 
 .PHONY: clean
-clean: ## remove everything that make created, including the virtual environment
+clean: ## remove everything that make created, .venv included
 	@rm -rf $(VENV) mutants build dist reports drill-reports htmlcov .coverage .coverage.* .hypothesis \
 	    .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

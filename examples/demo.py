@@ -47,8 +47,8 @@ def main() -> int:
             queue(api)
     say("Where to look next:")
     print("  make serve                     the same server, kept running, with its console")
-    print("  docs/tutorial.md               a workflow and a worker of your own, in ten minutes")
-    print("  make drill                     cut, pause and overload servers, and see the verdict")
+    print("  docs/tutorial.md               ten minutes: a workflow and worker of your own")
+    print("  make drill                     cut, pause and overload servers; the verdict")
     print("  docs/how-to/lock-incidents.md  what happens when locks fail")
     return 0
 
@@ -138,7 +138,8 @@ def queue(api: Api) -> None:
     """Let the starts of a full tenant wait for a slot, two callers in turn."""
     config = {"max_concurrent_runs": CAP, "on_full": "queue"}
     api.call("PUT", f"/v1/admin/tenants/{TENANT}", config)
-    say("The same tenant with `on_full: queue`: who finds no slot waits for one, in turns.")
+    say("The same tenant with `on_full: queue`: a start without a slot waits for one.")
+    print("  Callers with different fairness keys, red and blue, take turns:")
     body = {"input": {"question": QUESTION, "review": False}}
     started: dict[str, str] = {}
     for who in ("red", "red", "red", "red", "blue"):

@@ -226,11 +226,12 @@ async def test_the_overview_leads_to_the_runs_that_have_waited_longest() -> None
         }
         page = (await browser.get("/console")).body.decode()
         assert "run has waited" not in page, "every job waits a moment"
-        later = Instant(house.services.clock.now() + 60_000)
+        later = Instant(house.services.clock.now() + 65_000)
         house.services.clock.now = lambda: later  # type: ignore[method-assign] # a minute later
         for path in ("/console", "/console?tenant=lined"):
             page = (await browser.get(path)).body.decode()
-            assert "run has waited 1 min" in page
+            assert "run has waited 1 min 5 s" in page
+            assert ">1 min</a>" in page, "one unit: it is in a narrow box"
             for run in (ready, queued):
                 assert f'href="/console/runs/{run["run_id"]}?tenant=lined"' in page
 

@@ -169,7 +169,7 @@ CASES: dict[str, tuple[RunFacts, Surroundings, WhyCode, str, str]] = {
         READY,
         Surroundings(topics={TOPIC: SILENT}),
         WhyCode.NO_WORKER,
-        "no worker has asked for topic 'render' for 60 s",
+        "no worker has asked for topic 'render' of tenant 'acme' for 60 s",
         "stanchion worker MODULE:APP",
     ),
     "no worker ever": (

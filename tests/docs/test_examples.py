@@ -59,6 +59,7 @@ def test_the_demo_admits_two_of_ten_and_finishes_what_it_admitted() -> None:
     assert printed.count("  429  max concurrent runs reached; retry in ") == 8
     assert "approved by a person, succeeded" in printed
     assert "Both slots are free again: the next start is answered 200." in printed
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_a_caller_gets_all_its_orders_through_a_tenant_that_is_full(url: str) -> None:

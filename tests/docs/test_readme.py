@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -43,11 +44,26 @@ def test_every_target_that_is_shown_is_one() -> None:
     assert recipes["make serve"].endswith("stanchion serve --data-dir .stanchion\n")
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_table_of_targets_has_all_of_them_and_fits_80_columns() -> None:
+    rules = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    table = make("help").splitlines()[2:]
+    assert [line.split()[0] for line in table] == rules
+    assert "sim-night" in rules
+    assert max(map(len, table)) <= 80
+    assert len({line.index(line.split()[1], 4) for line in table}) == 1, "one column"
+
+
 def recipe(target: str) -> str:
     """What make would do."""
+    return make("--dry-run", target)
+
+
+def make(*arguments: str) -> str:
+    """What make prints."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     told = subprocess.run(
-        ["/usr/bin/env", "make", "--dry-run", target],
+        ["/usr/bin/env", "make", *arguments],
         cwd=ROOT,
         env=environ,
         capture_output=True,

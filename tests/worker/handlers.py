@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -27,6 +28,14 @@ def blocking(job: Job) -> str:
 @app.task("wedge")
 async def wedge(job: Job) -> str:
     if job.delivery == 1:
+        time.sleep(float(str(job.input)))  # noqa: ASYNC251 - the mistake that this is about
+    return f"delivery {job.delivery}"
+
+
+@app.task("wedge.later")
+async def wedge_while_asking(job: Job) -> str:
+    if job.delivery == 1:
+        await asyncio.sleep(0.2)  # Meanwhile the worker asks for more jobs.
         time.sleep(float(str(job.input)))  # noqa: ASYNC251 - the mistake that this is about
     return f"delivery {job.delivery}"
 

@@ -187,6 +187,22 @@ async def test_a_computing_async_handler_loses_its_lease_and_says_why_and_a_thre
     assert "and could not renew; put blocking code into a def handler" in said["hint"]
 
 
+async def test_a_blocked_loop_is_named_for_the_lease_that_came_while_it_was_blocked(
+    tmp_path: Path,
+) -> None:
+    # The request for more jobs is answered with the same job, and that lease expires unread.
+    ledger = Ledger(_now_ms, ttl_ms=1_000)
+    async with serving(ledger) as url, _logged(tmp_path / "log", url, _HANDLERS):
+        ledger.put("run:step@1", "wedge.later", 3.5)
+        await ledger.all_done()
+    assert ledger.results["run:step@1"].output == "delivery 3"
+    lines = re.findall(".*job_lock_abandoned.*", (tmp_path / "log").read_text(encoding="utf-8"))
+    said = [json.loads(line) for line in lines]
+    assert [each["cause"] for each in said] == ["deadline", "deadline"]
+    assert all(each["stalled_ms"] > 2_000 for each in said), said
+    assert all("put blocking code into a def handler" in each["hint"] for each in said), said
+
+
 _PROGRAM = """
 import sys
 import stanchion

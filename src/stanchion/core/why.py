@@ -551,8 +551,8 @@ def _job(
             assert demand is not None
             return changed(
                 base,
-                detail=f"no worker has asked for topic '{job.topic}' for"
-                f" {NO_WORKER_MS // 1000} s: the job of {place} is ready",
+                detail=f"no worker has asked for topic '{job.topic}' of tenant '{facts.run.tenant}'"
+                f" for {NO_WORKER_MS // 1000} s: the job of {place} is ready",
                 since=step.started_at if demand.asked_at is None else demand.asked_at,
                 blocked_by=changed(blocker, ahead=job.ahead),
                 remedy=f"start a worker with a handler for '{job.topic}':"

@@ -222,7 +222,9 @@ class WorkerLoop:
         cause = held.look()
         if result is None or cause is not None:
             self._renewer.let_go(held)
-            stalled_ms = self._renewer.stalled_ms(began) if cause is FenceCause.DEADLINE else 0
+            # Since the request: the loop may have been blocked before it read the answer.
+            since = held.asked_at
+            stalled_ms = self._renewer.stalled_ms(since) if cause is FenceCause.DEADLINE else 0
             self._tell(_stopped(leased, cause, stalled_ms))
             return
         if held.usage:

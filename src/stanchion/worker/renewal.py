@@ -91,6 +91,8 @@ class HeldJob:
         self.on_progress: Callable[[], None] | None = None
         """Has progress and usage sent soon. Called by any thread."""
         self.is_renewing = False
+        self.asked_at = asked_at
+        """When the first term of its lease began."""
         self.since = clock.moment()
         """When the worker got it."""
         self._good_at = asked_at
