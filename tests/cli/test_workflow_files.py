@@ -161,6 +161,35 @@ def test_ids_are_completed_from_what_the_server_lists(server: Script) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "path", "listed", "words"),
+    [
+        ("schedule show n", "schedules", {"schedules": [{"id": "nightly"}]}, ["nightly"]),
+        ("schedule set s --workflow r", "workflows", {"workflows": [{"id": "rep"}]}, ["rep"]),
+        ("limit set l", "admin/limits", {"limits": [{"id": "llm"}, {"id": "gpu"}]}, ["llm"]),
+        ("bulk stop ", "bulk", {"bulks": [{"bulk_id": "b1"}]}, ["b1"]),
+        (
+            "approval approve ",
+            "approvals",
+            {"approvals": [{"run_id": "07", "step_id": "a"}, {"run_id": "07", "step_id": "b"}]},
+            ["07"],
+        ),
+        (
+            "run reject 07 ",
+            "approvals",
+            {"approvals": [{"run_id": "07", "step_id": "a"}, {"run_id": "08", "step_id": "b"}]},
+            ["a"],
+        ),
+    ],
+)
+def test_what_a_command_takes_is_completed_from_its_list(
+    line: str, path: str, listed: JsonValue, words: list[str], server: Script
+) -> None:
+    server.says(Said(listed))
+    assert completed(server, f"stanchion {line}") == words
+    assert server.requests[-1].path == f"/v1/{path}"
+
+
 def test_a_server_that_refuses_means_no_words_and_no_error(server: Script) -> None:
     server.says(problem(401, "unauthenticated"))
     assert completed(server, "stanchion run show ") == []

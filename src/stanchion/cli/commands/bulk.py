@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from stanchion.cli.commands.run import selection, selects_runs
+from stanchion.cli.completion import complete_bulks
 from stanchion.cli.errors import Exit
 from stanchion.cli.session import Session, calls_server, key_option, list_command, path_to
 from stanchion.cli.text import SpareHeading, cell, clock, ident, pairs, rows_of, table, whole_ident
@@ -104,7 +105,7 @@ list_command(
 
 
 @bulk.command("show")
-@click.argument("bulk_id", metavar="BULK")
+@click.argument("bulk_id", metavar="BULK", shell_complete=complete_bulks)
 @_watch_option
 @calls_server
 def show_bulk(session: Session, bulk_id: str, *, watch: bool) -> int:
@@ -113,7 +114,7 @@ def show_bulk(session: Session, bulk_id: str, *, watch: bool) -> int:
 
 
 @bulk.command("stop")
-@click.argument("bulk_id", metavar="BULK")
+@click.argument("bulk_id", metavar="BULK", shell_complete=complete_bulks)
 @calls_server
 def stop_bulk(session: Session, bulk_id: str) -> None:
     """Stop a bulk action: no further run is acted on."""

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from stanchion.cli.completion import complete_limits
 from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.session import Session, calls_server, list_command, path_to
 from stanchion.cli.text import cell, pairs
@@ -42,7 +43,7 @@ list_command(
 
 
 @limit.command("show")
-@click.argument("limit_id", metavar="ID")
+@click.argument("limit_id", metavar="ID", shell_complete=complete_limits)
 @calls_server
 def show_limit(session: Session, limit_id: str) -> None:
     """Show a topic limit, and how much of it is in use."""
@@ -62,7 +63,7 @@ def _rate(text: str) -> float | str:
 
 
 @limit.command("set")
-@click.argument("limit_id", metavar="ID")
+@click.argument("limit_id", metavar="ID", shell_complete=complete_limits)
 @click.option(
     "--topic",
     "topics",
@@ -127,7 +128,7 @@ _KEPT: Final = ("topics", "per", "max_running", "rate_per_s")
 
 
 @limit.command("delete")
-@click.argument("limit_id", metavar="ID")
+@click.argument("limit_id", metavar="ID", shell_complete=complete_limits)
 @calls_server
 def delete_limit(session: Session, limit_id: str) -> None:
     """Delete a topic limit. Jobs that it held back can run at once."""

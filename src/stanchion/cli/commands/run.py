@@ -11,7 +11,12 @@ from typing import Any, BinaryIO, Final
 
 import click
 
-from stanchion.cli.completion import complete_runs, complete_workflows
+from stanchion.cli.completion import (
+    complete_runs,
+    complete_undecided,
+    complete_undecided_steps,
+    complete_workflows,
+)
 from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.runs import (
     FAILURES,
@@ -394,8 +399,8 @@ _decision_options = with_options(
 
 
 @run.command("approve")
-@click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
-@click.argument("step_id", metavar="STEP")
+@click.argument("run_id", metavar="RUN", shell_complete=complete_undecided)
+@click.argument("step_id", metavar="STEP", shell_complete=complete_undecided_steps)
 @_decision_options
 @calls_server
 def approve_step(
@@ -406,8 +411,8 @@ def approve_step(
 
 
 @run.command("reject")
-@click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
-@click.argument("step_id", metavar="STEP")
+@click.argument("run_id", metavar="RUN", shell_complete=complete_undecided)
+@click.argument("step_id", metavar="STEP", shell_complete=complete_undecided_steps)
 @_decision_options
 @calls_server
 def reject_step(

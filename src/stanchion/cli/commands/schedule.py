@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from stanchion.cli.commands.run import label_of, show_started
+from stanchion.cli.completion import complete_schedules, complete_workflows
 from stanchion.cli.runs import label_text
 from stanchion.cli.session import Session, calls_server, json_of, key_option, list_command, path_to
 from stanchion.cli.text import cell, clock, excerpt, ident, pairs, rows_of
@@ -33,8 +34,15 @@ def schedule() -> None:
 
 
 @schedule.command("set")
-@click.argument("schedule_id", metavar="ID")
-@click.option("--workflow", "workflow_id", metavar="ID", required=True, help="What to start.")
+@click.argument("schedule_id", metavar="ID", shell_complete=complete_schedules)
+@click.option(
+    "--workflow",
+    "workflow_id",
+    metavar="ID",
+    required=True,
+    help="What to start.",
+    shell_complete=complete_workflows,
+)
 @click.option("--cron", metavar="FIELDS", help='When: five fields, like "0 9 * * MON-FRI".')
 @click.option("--every", "every_s", metavar="SECONDS", type=click.INT, help="Instead of --cron.")
 @click.option("--timezone", metavar="ZONE", help="Of --cron, like Europe/Berlin; UTC if not given.")
@@ -96,7 +104,7 @@ list_command(
 
 
 @schedule.command("show")
-@click.argument("schedule_id", metavar="ID")
+@click.argument("schedule_id", metavar="ID", shell_complete=complete_schedules)
 @calls_server
 def show_schedule(session: Session, schedule_id: str) -> None:
     """Show a schedule: its next ticks, last runs, and ticks that were missed."""
@@ -104,7 +112,7 @@ def show_schedule(session: Session, schedule_id: str) -> None:
 
 
 @schedule.command("pause")
-@click.argument("schedule_id", metavar="ID")
+@click.argument("schedule_id", metavar="ID", shell_complete=complete_schedules)
 @calls_server
 def pause_schedule(session: Session, schedule_id: str) -> None:
     """Start no more runs of a schedule."""
@@ -112,7 +120,7 @@ def pause_schedule(session: Session, schedule_id: str) -> None:
 
 
 @schedule.command("resume")
-@click.argument("schedule_id", metavar="ID")
+@click.argument("schedule_id", metavar="ID", shell_complete=complete_schedules)
 @calls_server
 def resume_schedule(session: Session, schedule_id: str) -> None:
     """Start runs again, from the next tick on."""
@@ -127,7 +135,7 @@ def _set_paused(session: Session, schedule_id: str, *, paused: bool) -> None:
 
 
 @schedule.command("trigger")
-@click.argument("schedule_id", metavar="ID")
+@click.argument("schedule_id", metavar="ID", shell_complete=complete_schedules)
 @key_option("run")
 @calls_server
 def trigger_schedule(session: Session, schedule_id: str, key: str | None) -> int:
@@ -137,7 +145,7 @@ def trigger_schedule(session: Session, schedule_id: str, key: str | None) -> int
 
 
 @schedule.command("delete")
-@click.argument("schedule_id", metavar="ID")
+@click.argument("schedule_id", metavar="ID", shell_complete=complete_schedules)
 @calls_server
 def delete_schedule(session: Session, schedule_id: str) -> None:
     """Delete a schedule. Its runs go on."""
