@@ -546,6 +546,32 @@ async def _cancelled(loud: Loud, connection: Connection, start: bytes) -> None:
     await loud.ask(connection, loud.request("POST", f"/v1/runs/{run_id}/cancel", {}))
 
 
+@_neighbour("batches of 1,000 starts, from 4 callers")
+async def _batches(loud: Loud) -> Awaitable[None]:
+    await loud.apply("single", {"steps": {"only": {"topic": "loud.batch", "input": "${input.n}"}}})
+    return loud.converse(_batch(loud, "single", {"n": 1}), connections=4)
+
+
+@_neighbour("batches of 1,000 starts of a for-each with 100 items")
+async def _wide_batches(loud: Loud) -> Awaitable[None]:
+    each = {"topic": "loud.wide-batch", "for_each": "${input.items}", "input": "${item}"}
+    await loud.apply("items-of-batch", {"steps": {"each": each}})
+    given = {"items": list(range(100))}
+    return loud.converse(_batch(loud, "items-of-batch", given), connections=1)
+
+
+def _batch(loud: Loud, workflow_id: str, given: object) -> Callable[[Connection], Awaitable[None]]:
+    """Sends batches, each with keys of its own."""
+    path, body = f"/v1/workflows/{workflow_id}/runs/batch", {"runs": [{"input": given}] * 1_000}
+    content = msgspec.json.encode(body)
+
+    async def talk(connection: Connection) -> None:
+        headers = {"idempotency-key": secrets.token_hex(8)}
+        await loud.ask(connection, loud.request("POST", path, content, headers=headers))
+
+    return talk
+
+
 @_neighbour("one idempotency key, from 32 callers at once")
 async def _hot_key(loud: Loud) -> Awaitable[None]:
     path = f"/v1/workflows/{await loud.hold()}/runs"

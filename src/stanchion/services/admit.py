@@ -74,6 +74,7 @@ STATUS_MS_MAX: Final = 500
 TRIES_MAX: Final = 5
 """Tries in a row in which the workflow changed between reading and admitting."""
 
+OTHERS_MS: Final = 1_000
 STEP_ITEMS_MAX: Final = 1_000
 """Items of for-each steps that one call to the store creates, if it has several runs."""
 _TURNS_TO_SEND: Final = 2
@@ -163,6 +164,8 @@ class Admitter:
         self._deadlines = Deadlines(sweep_s=SWEEP_S)
         self._checks = SharedChecks(self._check)
         self._limiter = TenantLimiter()
+        self._last_call = self._other_call = (TenantId(""), Moment(-OTHERS_MS))
+        """Tenant and time of the last call, and of the last one of another tenant before it."""
         self._queue = QueueFigures(context)
         self._outage = OutageLogger("admission_failed", "admission_recovered", level=logging.ERROR)
         self._lock: admission_lock.AdmissionLock = (
@@ -193,6 +196,9 @@ class Admitter:
             self.begin_span(call)
         loop = asyncio.get_running_loop()
         began_s, now = loop.time(), self._context.clock.moment()
+        if call.tenant != self._last_call[0]:
+            self._other_call = self._last_call
+        self._last_call = (call.tenant, now)
         wait_ms = self._settings().admission.lock_wait_ms
         call.lock_until = Moment(now + wait_ms)
         call.ends_at = Moment(now + wait_ms + ANSWER_MS)
@@ -289,6 +295,13 @@ class Admitter:
                     return await self._known_or_refused(call, refused, RunStatus.RUNNING)
             call.has_turn = await limiter.enter(tenant, may_share=True)
         return None
+
+    def has_others(self, tenant: TenantId) -> bool:
+        """Whether another tenant has come in the last second."""
+        other, came_at = self._last_call
+        if other == tenant:
+            _, came_at = self._other_call
+        return self._context.clock.moment() - came_at < OTHERS_MS
 
     def is_full(self, tenant: TenantId) -> bool:
         """Whether the store has refused a start of the tenant, and admitted none since."""

@@ -76,6 +76,7 @@ from stanchion.services.gate_answers import (
     SubmitAnswer,
     UnknownRun,
 )
+from stanchion.services.limiter import TenantTurns
 from stanchion.services.plans import Linked, Plans, UnknownWorkflow, is_single_job
 from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
 from stanchion.services.work import Decider
@@ -86,9 +87,11 @@ _NAME_BYTES: Final = 24
 """No workflow has this version: an admission with it can only be replayed, never admitted."""
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _ITEMS_AT_ONCE: Final = 1_000
-STEP_VALUES_MAX: Final = 1_000
+STEP_VALUES_MAX: Final = 250
 """Values in the inputs of the rows that one step of a batch admits, if they may begin a for-each:
 it begins an item for each value of a list, and other callers wait while all are written."""
+STEP_ROWS_BESIDE_OTHERS: Final = 50
+"""Rows that one step of a batch admits while other tenants start runs: they wait for each step."""
 _STEPS_AHEAD: Final = 3
 """Steps of a batch that wait, prepared, for those before them."""
 _UNKNOWN: Final = WorkflowId("")
@@ -134,6 +137,8 @@ class Gate:
             context, settings=settings, pacing=pacing, signals=signals, on_admitted=on_admitted
         )
         self.tenants = self._admitter.tenants
+        self.batches = TenantTurns()
+        """Whose turn it is to decode and start a batch."""
 
     async def start(  # noqa: PLR0913 - what a start may carry, by keyword
         self,
@@ -211,6 +216,8 @@ class Gate:
         # To count values takes time, and only a for-each begins an item for each.
         values_max = STEP_VALUES_MAX if self._plans.may_begin_items(tenant, workflow_id) else None
         rows_max = self._context.store.admissions_max
+        if self._admitter.has_others(tenant):
+            rows_max = min(rows_max, STEP_ROWS_BESIDE_OTHERS)
         async with asyncio.TaskGroup() as group:
             for some in _in_steps(rows[len(refused) :], rows_max, values_max):
                 call, given = of_rows(some)
@@ -219,7 +226,7 @@ class Gate:
                 # The next rows are prepared while the store handles these and others wait.
                 await turn.is_prepared.wait()
                 ahead.append(turn)
-                if len(ahead) > _STEPS_AHEAD:
+                if len(ahead) > (_STEPS_AHEAD if values_max is None else 0):
                     await ahead.popleft().is_sent.wait()
         return refused + [answer for each in begun for answer in each.result()]
 

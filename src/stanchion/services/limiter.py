@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from stanchion.core.admission import KeyRecord, Refused
@@ -81,6 +82,22 @@ class TenantLimiter:
             elif not waiting.done():
                 waiting.set_result(False)
         queue.waiting = staying
+
+
+class TenantTurns:
+    """Lets one call of each tenant run at a time, in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._limiter = TenantLimiter(at_once=1)
+
+    @asynccontextmanager
+    async def turn(self, tenant: TenantId) -> AsyncIterator[None]:
+        """Wait for the others of the tenant that came before."""
+        await self._limiter.enter(tenant, may_share=False)
+        try:
+            yield
+        finally:
+            self._limiter.leave(tenant)
 
 
 class _Queue:
