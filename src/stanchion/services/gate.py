@@ -210,8 +210,7 @@ class Gate:
         refused: list[StartAnswer] = []
         if rows and self._admitter.is_full(tenant):
             call, given = of_rows(rows)
-            found = await self._admitter.in_time(call, self._refused_at_once(call, given))
-            refused = [found] * len(rows) if isinstance(found, GateFailed) else found
+            refused = await self._refuse_rows(call, given)
         ahead: deque[_Turn] = deque()
         # To count values takes time, and only a for-each begins an item for each.
         values_max = STEP_VALUES_MAX if self._plans.may_begin_items(tenant, workflow_id) else None
@@ -374,6 +373,11 @@ class Gate:
         finally:
             turn.ends(answers)
         return answers
+
+    async def _refuse_rows(self, call: GateCall, given: Sequence[_Given]) -> list[StartAnswer]:
+        """The answers to the first rows of a batch of a full tenant: see ``_refused_at_once``."""
+        found = await self._admitter.in_time(call, self._refused_at_once(call, given))
+        return [found] * len(given) if isinstance(found, GateFailed) else found
 
     async def _refused_at_once(self, call: GateCall, given: Sequence[_Given]) -> list[StartAnswer]:
         """The answers to the first rows of a batch for which a full tenant has no slot.
