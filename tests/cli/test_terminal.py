@@ -214,7 +214,9 @@ def test_at_80_columns_errors_causes_and_topics_are_whole(server: Script) -> Non
         "job_failed", "ValueError: the ticket cannot be parsed as JSON", StepId("classify")
     )
     step = runs.StepView(status=StepStatus.FAILED, attempt=2, output=None, error=error)
-    run = msgspec.structs.replace(RUN, steps={"classify": step})
+    told = "its job became a dead letter, which root discarded because of a defect"
+    failed = Failure("dead_letter_discarded", told, StepId("classify"))
+    run = msgspec.structs.replace(RUN, steps={"classify": step}, error=failed)
     job_id = f"{RUN.run_id}:classify[1]@2"
     item = {"index": 1, "status": "failed", "attempt": 2, "job_id": job_id}
     item |= {"error": msgspec.to_builtins(error)}
@@ -226,6 +228,7 @@ def test_at_80_columns_errors_causes_and_topics_are_whole(server: Script) -> Non
     topics = [f"agent.topic-{number}" for number in range(6)]
     for args, answer, words in (
         (("run", "show", "07-01h"), run, f"{error.message} (job_failed)"),
+        (("run", "show", "07-01h"), run, f"classify: {told} (dead_letter_discarded)"),
         (
             ("run", "items", "07-01h", "classify"),
             {"items": [item], "cursor": None},

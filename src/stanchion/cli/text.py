@@ -297,10 +297,20 @@ def pairs(items: Iterable[tuple[str, str]]) -> list[str]:
     """Names and values, one pair per line; pairs without a value are left out."""
     kept = [(name, value) for name, value in items if value != "-"]
     width = max((len(name) for name, _ in kept), default=0)
-    return [
-        f"{name:{width}}  {click.style(value, fg=COLORS[value]) if value in COLORS else value}"
-        for name, value in kept
-    ]
+    return [f"{name:{width}}  {_paired(value, width + 2)}" for name, value in kept]
+
+
+def _paired(value: str, indent: int) -> str:
+    """A value beside its name: a state in colour, a sentence in lines below each other."""
+    if value in COLORS:
+        return click.style(value, fg=COLORS[value])
+    room = shutil.get_terminal_size(fallback=(0, 0)).columns - indent
+    if len(value) <= room or max(map(len, value.split()), default=0) > room:
+        return value  # It fits, or it has a word like a key, which the terminal must wrap.
+    return "\n".join(
+        (" " * indent if number else "") + line
+        for number, line in enumerate(textwrap.wrap(value, room, break_on_hyphens=False))
+    )
 
 
 def lines_of(document: Any) -> list[str]:  # noqa: ANN401 - any JSON value
