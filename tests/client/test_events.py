@@ -67,6 +67,21 @@ def test_what_is_held_without_an_id_is_bounded() -> None:
         EventParser(held_bytes_max=size).feed(b"x" * (size + 1))
 
 
+@pytest.mark.parametrize(("about", "is_last"), [("r1", True), ("", False)])
+def test_events_of_a_run_end_where_its_end_is_no_longer_kept(about: str, *, is_last: bool) -> None:
+    told = b"id: 1\n" + line("gap", about) + b"\n" + commit(2, "run_succeeded")
+
+    class Told:
+        async def send(self, _: Request) -> Broken:
+            return Broken(told, whole=True)
+
+    async def main() -> list[Event]:
+        return [event async for event in client(Told()).events("r1")]
+
+    expected = [("1", "gap")] if is_last else [("1", "gap"), ("2", "run_succeeded")]
+    assert seen(run(main())) == expected
+
+
 class History:
     """A tenant's history, told in streams that break wherever chance has it."""
 

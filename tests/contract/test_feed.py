@@ -116,8 +116,13 @@ async def test_commits_of_many_runs_at_once_are_all_in_the_feed(store: Store) ->
     assert len({entry.position for entry in entries}) == 8
 
 
-async def test_a_feed_keeps_the_newest_thousands_and_not_more(store: Store) -> None:
+async def test_a_feed_keeps_the_newest_thousands_and_tells_that_others_are_gone(
+    store: Store,
+) -> None:
     await store.put_tenant(ACME, Tenant(max_concurrent_runs=None))
+    empty = await store.feed_position(ACME)
+    early = await start(store)
+    (at_first,) = await store.feed(ACME, after=empty)
     first = admission(await store.now())
     many = [_another(first, number) for number in range(11_200)]
     for begin in range(0, 11_200, 1_000):
@@ -127,6 +132,15 @@ async def test_a_feed_keeps_the_newest_thousands_and_not_more(store: Store) -> N
     newest = await store.feed(ACME, after=None, limit=20_000)
     assert 10_000 <= len(newest) <= 11_000
     assert newest[-1].position == await store.feed_position(ACME)
+    assert early not in {each.run_id for each in newest}
+    assert not any(each.is_after_gap for each in [at_first, *newest])
+    for gone in (empty, at_first.position):
+        after_gap, follows = await store.feed(ACME, after=gone, limit=2)
+        assert after_gap == replace(newest[0], is_after_gap=True)
+        assert follows == newest[1]
+    for kept in (newest[0], newest[5_000]):
+        place = newest.index(kept) + 1
+        assert (await store.feed(ACME, after=kept.position, limit=2)) == newest[place : place + 2]
 
 
 def _another(admitted: Admission, number: int) -> Admission:

@@ -8,9 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from stanchion.adapters.system import SystemClock, SystemEntropy
+from stanchion.core.model import TenantId, make_run_id
+from stanchion.core.transition import TimelineEntry, Transition
 from stanchion.gateway import GatewayOptions, cursors
+from stanchion.ports.records import Tenant
+from tests.contract.builders import WITHIN_MS, admission
 from tests.gateway.asgi import opened
 from tests.gateway.house import ADMIN, House, bearer, opened_house
 from tests.services.faulty_locks import Fault
@@ -221,3 +226,60 @@ async def test_an_id_that_is_not_of_this_stream_is_refused(
     answer = await house.ask("GET", "/v1/events", headers=[("Last-Event-ID", given)])
     assert (answer.status, answer.code) == (422, "invalid_request")
     assert answer.json["errors"][0]["path"] == "Last-Event-ID"
+
+
+async def test_a_reader_whose_place_is_gone_is_told_of_one_gap(house: House) -> None:
+    async with opened(house.app, "GET", "/v1/events") as feed:
+        began = (await feed.next()).decode().removeprefix("id: ").strip()
+    run_id = await _outlived(house)
+    resumed = [("Last-Event-ID", began)]
+    async with opened(house.app, "GET", "/v1/events", headers=resumed) as feed:
+        gap, follows, *_ = parsed(await feed.until(b"run_started"))
+    assert (gap["event"], gap["data"]["what"], gap["data"]["run_id"]) == ("gap", "gap", "")
+    assert "no longer keeps them" in gap["data"]["detail"]
+    assert ("id" in gap, "id" in follows) == (False, True)
+    later = [("Last-Event-ID", follows["id"])]
+    async with opened(house.app, "GET", "/v1/events", headers=later) as feed:
+        assert b"event: gap" not in await feed.until(b"run_started")
+    async with opened(house.app, "GET", f"/v1/events?run_id={run_id}", headers=resumed) as feed:
+        gaps = parsed(await feed.until(run_id.encode()))
+    assert [each["data"]["run_id"] for each in gaps] == ["", run_id]
+
+
+async def test_a_stream_of_a_run_whose_end_is_gone_tells_so_at_its_end(house: House) -> None:
+    run_id = await _outlived(house)
+    async with opened(house.app, "GET", f"/v1/events?run_id={run_id}") as feed:
+        (only,) = parsed(await feed.until(b"event: gap"))
+    assert only["data"]["run_id"] == run_id
+    assert "id" in only
+
+
+async def test_a_run_that_goes_on_and_one_whose_end_is_kept_have_no_gap() -> None:
+    async with opened_house(GatewayOptions(heartbeat_s=0)) as house:
+        ended, goes_on = await house.start(), await house.start()
+        await house.ask("POST", f"/v1/runs/{ended}/cancel")
+        for run_id in (ended, goes_on):
+            async with opened(house.app, "GET", f"/v1/events?run_id={run_id}") as feed:
+                assert b"event: gap" not in await feed.until(b": heartbeat")
+        await house.start()
+        async with opened(house.app, "GET", f"/v1/events?run_id={goes_on}") as feed:
+            last_id = parsed(await feed.until(b"job_dispatched"))[-1]["id"]
+        headers = [("Last-Event-ID", last_id)]
+        async with opened(house.app, "GET", f"/v1/events?run_id={ended}", headers=headers) as feed:
+            assert b"event: gap" not in await feed.until(b": heartbeat")
+
+
+async def _outlived(house: House) -> str:
+    """A run that has ended, and whose tenant's feed has since been filled by other runs."""
+    run_id = await house.start()
+    await house.ask("POST", f"/v1/runs/{run_id}/cancel")
+    tenant = TenantId("default")
+    await house.store.put_tenant(tenant, Tenant(max_concurrent_runs=None))
+    created_at = SystemClock().now()
+    wanted = admission(created_at, tenant=tenant)
+    line = TimelineEntry(created_at, "run_started", "test")
+    for number in range(10_001):
+        other = replace(wanted.run, id=make_run_id(tenant, created_at, number))
+        begun = Transition(status=other.status, timeline=(line,))
+        await house.store.admit(replace(wanted, run=other, transition=begun), within_ms=WITHIN_MS)
+    return run_id

@@ -17,14 +17,12 @@ import msgspec
 
 from stanchion.client.engine import CallEngine, Emit, Feed, Read, Sleep
 from stanchion.client.errors import CallFacts, UnexpectedAnswer
-from stanchion.core.model import RunStatus
 from stanchion.core.retry import RetryClass, Tries, backoff_ms
 from stanchion.transport.messages import NoReply, Request, Silence
-from stanchion.wire.runs import FeedLine
+from stanchion.wire.runs import GAP, RUN_ENDS, FeedLine
 
 HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 """Buffered lines whose id has not arrived yet."""
-_ENDED: Final = frozenset(f"run_{status}" for status in RunStatus if status.is_finished)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -40,7 +38,8 @@ def events(
 ) -> Feed[Event]:
     """Events of the tenant's runs from now on, or after an event that was seen before.
 
-    For one run: its events from its beginning to its end. Otherwise it continues until the iterator
+    For one run: its events from its beginning to its end. Where the server no longer keeps events
+    there is one whose ``line.what`` is ``gap``. Otherwise it continues until the iterator
     is closed, or the server is unavailable for longer than the retry policy allows: then the error
     is raised, and ``after=`` the last event's id resumes.
     """
@@ -53,7 +52,7 @@ def events(
             heard = True
             for event in _parsed(parser, piece):
                 yield Emit(event)
-                if run_id is not None and event.line.what in _ENDED:
+                if run_id is not None and _is_last(event.line, run_id):
                     return
             after = parser.last_id or after
         if heard:
@@ -67,6 +66,11 @@ def events(
             wait = engine.again(request, broken, tries)
             tries = wait.tries
             yield Sleep(wait.delay_ms)
+
+
+def _is_last(line: FeedLine, run_id: str) -> bool:
+    """Whether no further line of the run follows: it has ended, or its end is no longer kept."""
+    return line.what in RUN_ENDS or (line.what == GAP and line.run_id == run_id)
 
 
 _REOPEN_ATTEMPT: Final = 4

@@ -310,6 +310,8 @@ class FeedEntry(msgspec.Struct, frozen=True):
     position: str
     run_id: RunId
     entries: tuple[TimelineEntry, ...]
+    is_after_gap: bool = False
+    """Entries between the position before and this one are no longer kept."""
 
 
 # ── Jobs ─────────────────────────────────────────────────────────────────────────────────────────

@@ -220,7 +220,8 @@ class Runs(Protocol):
     ) -> tuple[FeedEntry, ...]:
         """The timeline entries of all runs of a tenant after a position, in the order of commits.
 
-        ``None`` begins with the oldest entry; several thousand of the newest are kept. A commit
+        ``None`` begins with the oldest entry; several thousand of the newest are kept. If entries
+        after the position are no longer kept, the first one that is has ``is_after_gap``. A commit
         without timeline entries is not in the feed. An invalid position raises ``BadCursor``.
         """
 

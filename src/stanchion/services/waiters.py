@@ -8,7 +8,7 @@ caller does not depend on the size of what it waits for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -62,15 +62,15 @@ class FeedPage:
 
     def __init__(self, entries: tuple[FeedEntry, ...]) -> None:
         self.entries = entries
-        self._rendered: dict[str | None, asyncio.Future[Any]] = {}
+        self._rendered: dict[Hashable, asyncio.Future[Any]] = {}
 
     async def rendered(
-        self, run_id: str | None, render: Callable[[], Coroutine[Any, Any, _Rendered]]
+        self, stream: Hashable, render: Callable[[], Coroutine[Any, Any, _Rendered]]
     ) -> _Rendered:
-        """The page as streams of one run, or of all runs (``None``), send it; rendered once."""
-        rendering = self._rendered.get(run_id)
+        """The page as streams of this kind send it; rendered once for all of them."""
+        rendering = self._rendered.get(stream)
         if rendering is None:
-            rendering = self._rendered[run_id] = asyncio.ensure_future(render())
+            rendering = self._rendered[stream] = asyncio.ensure_future(render())
             rendering.add_done_callback(retrieve)
         shared: _Rendered = await asyncio.shield(rendering)
         return shared

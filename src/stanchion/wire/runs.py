@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -384,10 +384,17 @@ class ItemList(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
+GAP: Final = "gap"
+"""``what`` of an event: others are missing before it, because the store no longer keeps them."""
+RUN_ENDS: Final = frozenset(f"run_{status}" for status in RunStatus if status.is_finished)
+"""``what`` of the last line of a run."""
+
+
 class FeedLine(TimelineLine, frozen=True, kw_only=True):
-    """The data of one server-sent event: a line of a run's history."""
+    """The data of one server-sent event: a line of a run's history, or a gap."""
 
     run_id: str
+    """Empty for a gap; that of a run whose end is missing has the run."""
 
 
 class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):

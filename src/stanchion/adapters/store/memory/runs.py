@@ -303,7 +303,10 @@ class MemoryRuns(MemoryPart):
         account = self._state.peek(tenant)
         oldest = account.feed_length - len(account.feed)
         start = max(0, position - oldest)
-        return tuple(islice(account.feed, start, start + limit))
+        found = tuple(islice(account.feed, start, start + limit))
+        if after is None or position >= oldest:
+            return found
+        return (replace(found[0], is_after_gap=True), *found[1:])
 
     async def feed_position(self, tenant: TenantId) -> str:
         return write_cursor("feed", self._state.peek(tenant).feed_length)

@@ -96,6 +96,8 @@ _NUMBER_CHARS: Final = 16
 _OF_SHARD_MIN: Final = 16
 _OF_SHARD_PART: Final = 8
 """A page of all tenants reads from each shard this part of what it may hold."""
+FEED_ENTRIES_MIN: Final = 10_000
+"""What the scripts keep of a feed (``MAXLEN``) at least."""
 _STREAM_ID: Final = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 
@@ -515,14 +517,24 @@ class RedisRuns(Sharded):
                 shard_of_tenant(tenant), "XRANGE", feed, start, "+", "COUNT", limit
             )
         )
+        has_gap = bool(found) and after is not None and await self._is_dropped(tenant, after)
         return tuple(
             FeedEntry(
                 write_cursor("feed", position.decode()),
                 RunId(run_id.decode()),
                 decode.read_lines(lines),
+                has_gap and place == 0,
             )
-            for position, (_, run_id, _, lines) in found
+            for place, (position, (_, run_id, _, lines)) in enumerate(found)
         )
+
+    async def _is_dropped(self, tenant: TenantId, position: str) -> bool:
+        """Whether the entry at a position of the feed is no longer kept."""
+        shard, feed = shard_of_tenant(tenant), self._shards.keys.of_tenant(tenant, "feed")
+        if await self._shards.ask(self._shards.command(shard, "XLEN", feed)) < FEED_ENTRIES_MIN:
+            return False  # nothing was dropped yet, and the entry need not be read
+        at = _stream_id(position)
+        return not await self._shards.ask(self._shards.command(shard, "XRANGE", feed, at, at))
 
     async def feed_position(self, tenant: TenantId) -> str:
         feed = self._shards.keys.of_tenant(tenant, "feed")

@@ -485,11 +485,17 @@ def feed(
     """See ``ports.store.Runs.feed``."""
     (start,) = (0,) if after is None else read_cursor(_FEED, after, tuple[int])
     oldest = _feed_end(db, tenant) - _FEED_ENTRIES_MAX
-    rows = db.every(SQL["read_feed"], tenant=tenant, after=max(start, oldest), limit=limit)
-    return tuple(
-        FeedEntry(write_cursor(_FEED, position), run_id, HISTORY.decode(entries))
-        for position, run_id, entries in rows
-    )
+    found: list[FeedEntry] = []
+    last = None if after is None else start
+    for position, run_id, entries in db.every(
+        SQL["read_feed"], tenant=tenant, after=max(start, oldest), limit=limit
+    ):
+        # Positions have no holes until entries are dropped, as too old or with their run.
+        is_after_gap = last is not None and position > last + 1
+        cursor = write_cursor(_FEED, position)
+        found.append(FeedEntry(cursor, run_id, HISTORY.decode(entries), is_after_gap))
+        last = position
+    return tuple(found)
 
 
 def feed_position(db: Database, tenant: TenantId) -> str:
