@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stanchion.core.model import JobId, RunStatus, StepId, StepStatus, Topic
+from stanchion.core.model import JobId, RunStatus, StepId, StepStatus, TenantId, Topic
 from stanchion.core.workflow import JobSpec
 from stanchion.ports.bus import Bell
 from stanchion.ports.records import (
@@ -25,6 +25,7 @@ from tests.services.stage import Replica, World, job, virtual, workflow
 TTL_MS = 60_000
 RECONCILE_MS = 1_000
 ONE = workflow("one", step=job("work"))
+ACME, OTHER = TenantId("acme"), TenantId("other")
 
 
 async def _die(world: World, replica: Replica, times: int) -> None:
@@ -293,3 +294,69 @@ async def test_a_run_that_ends_well_rings_no_bell_for_revoked_jobs(world: World)
     other = await world.start(one, "one")
     await one.inbox.cancel(other, reason=None, actor="caller")
     assert rung == [other]
+
+
+# ── Many topics ──────────────────────────────────────────────────────────────────────────────────
+
+
+class _Compared(str):
+    """A topic that counts how often it is compared with another."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        _Compared.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+@virtual
+async def test_a_bell_costs_the_same_however_many_topics_others_wait_for(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    many = tuple(Topic(_Compared(f"other.{number}")) for number in range(1_000))
+    waits = [
+        asyncio.create_task(
+            one.scheduler.lease(f"w{number}", many, max_jobs=1, wait_s=60, tenant=OTHER)
+        )
+        for number in range(20)
+    ]
+    await asyncio.sleep(0.1)
+    _Compared.compared = 0
+    one.bus.ring(Bell.READY, "work")
+    await asyncio.sleep(0)
+    assert _Compared.compared < len(waits)
+    for wait in waits:
+        wait.cancel()
+    await asyncio.wait(waits)
+
+
+@virtual
+async def test_what_is_remembered_of_the_topics_of_workers_is_bounded(world: World) -> None:
+    one = world.add()
+
+    async def ask(worker_id: str, tenant: TenantId, *topics: str) -> None:
+        named = tuple(map(Topic, topics))
+        await one.scheduler.lease(worker_id, named, max_jobs=1, wait_s=0, tenant=tenant)
+
+    def topics(tenant: TenantId) -> dict[str, set[Topic]]:
+        seen = one.scheduler.workers()
+        return {each.worker_id: set(each.topics) for each in seen if each.tenant == tenant}
+
+    await ask("modest", ACME, "work")
+    for number in range(30):
+        await ask("restless", OTHER, *(f"t{number}.{each}" for each in range(100)))
+    assert len(topics(OTHER)["restless"]) == 1_000
+    assert "t29.99" in topics(OTHER)["restless"]
+    for number in range(30):
+        await ask(f"w{number}", OTHER, *(f"t.{number}.{each}" for each in range(1_000)))
+    assert sum(map(len, topics(OTHER).values())) == 10_000
+    assert len(topics(OTHER)["w29"]) == 1_000
+    assert topics(OTHER)["w0"] == set()
+    for tenant in map(TenantId, ("third", "fourth")):
+        for number in range(10):
+            await ask(f"w{number}", tenant, *(f"t.{number}.{each}" for each in range(1_000)))
+    assert sum(len(each.topics) for each in one.scheduler.workers()) <= 20_000
+    assert topics(ACME) == {"modest": {"work"}}

@@ -88,6 +88,10 @@ class TopicLimits:
         self.by_id: Mapping[str, TopicLimit] = {
             each.id: each for each in sorted(limits, key=lambda limit: limit.id)
         }
+        self._by_pattern: dict[str, list[TopicLimit]] = {}
+        for each in self.by_id.values():
+            for pattern in each.topics:
+                self._by_pattern.setdefault(pattern, []).append(each)
         self._known: dict[Topic, tuple[TopicLimit, ...]] = {}
 
     def __bool__(self) -> bool:
@@ -100,8 +104,14 @@ class TopicLimits:
         if known is None:
             if len(self._known) >= _TOPICS_KEPT:
                 self._known.clear()
-            known = tuple(each for each in self.by_id.values() if each.covers(topic))
-            self._known[topic] = known
+            words = topic.split(".")
+            prefixes = (".".join([*words[:count], "*"]) for count in range(1, len(words)))
+            found = {
+                each.id: each
+                for pattern in (topic, *prefixes)
+                for each in self._by_pattern.get(pattern, ())
+            }
+            known = self._known[topic] = tuple(found[name] for name in sorted(found))
         return known
 
     def pools(self, topic: Topic, tenant: TenantId) -> tuple[TokenPool, ...]:

@@ -24,9 +24,10 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from stanchion.core.lease import Moment
 from stanchion.core.model import JobId, RunId, TenantId, Topic
@@ -52,27 +53,48 @@ class JobBatch(msgspec.Struct, frozen=True):
     waited_ms: int
 
 
-class _Heard(msgspec.Struct, frozen=True):
-    """A bell: the topics it was rung for, and the tenants it has been tried for."""
-
-    topics: frozenset[Topic] = frozenset()
-    tried: frozenset[TenantId] = frozenset()
-    """Tenants of which a worker found nothing: their other workers would not either."""
-
-
-_SILENCE: Final = _Heard()
-
-
 class _Waiter(msgspec.Struct, eq=False):
     worker_id: str
-    topics: Collection[Topic]
+    topics: tuple[Topic, ...]
+    wanted: frozenset[Topic]
+    """The same, as a set: a bell must not cost more the more topics other workers wait for."""
     tenant: TenantId | None
     max_jobs: int
     looked: int
     """The number of the newest bell when the worker last asked the store."""
     bell: asyncio.Event
-    heard: _Heard = _SILENCE
-    """The bell that woke the worker. It is passed on with the topics it was rung for."""
+    limits: frozenset[str] = frozenset()
+    """The topic limits that held for its topics when it last asked the store."""
+    heard: _Heard | None = None
+    """The bell that woke the worker. It is passed on as it was rung."""
+
+
+class _Heard(msgspec.Struct, frozen=True):
+    """A bell: what it was rung for, and the workers it has been tried for."""
+
+    topic: Topic | None
+    limit_id: str | None = None
+    """A topic limit with room: the bell is for the workers that it holds back."""
+    tried: frozenset[_Tried] = frozenset()
+    """Workers like these would find nothing either."""
+
+    def is_for(self, waiter: _Waiter) -> bool:
+        if self.limit_id is None:
+            return self.topic in waiter.wanted and waiter.tenant not in self.tried
+        return self.limit_id in waiter.limits and (
+            not self.tried or (waiter.tenant, waiter.wanted) not in self.tried
+        )
+
+    def without(self, waiter: _Waiter) -> _Heard:
+        """The bell after this worker found nothing."""
+        if waiter.tenant is None:
+            return self
+        like = waiter.tenant if self.limit_id is None else (waiter.tenant, waiter.wanted)
+        return replace(self, tried=self.tried | {like})
+
+
+_Tried: TypeAlias = TenantId | tuple[TenantId | None, frozenset[Topic]]
+"""All workers of a tenant; or those of them that ask for the same topics."""
 
 
 class _Watch(msgspec.Struct, eq=False):
@@ -119,8 +141,11 @@ class Scheduler:
         ``version`` is that of the worker's SDK, if it sent one.
         """
         began = self._clock.moment()
+        topics = tuple(topics)
         self._seen.asked(worker_id, tenant, topics, version)
-        waiter = _Waiter(worker_id, topics, tenant, max_jobs, self._rung, asyncio.Event())
+        waiter = _Waiter(
+            worker_id, topics, frozenset(topics), tenant, max_jobs, self._rung, asyncio.Event()
+        )
         self._waiting[waiter] = None
         try:
             while True:
@@ -134,7 +159,8 @@ class Scheduler:
         finally:
             del self._waiting[waiter]
             self._seen.asked(worker_id, tenant, topics, version)
-            self._wake(waiter.heard)  # a bell that this worker does not use any more
+            if waiter.heard is not None:
+                self._wake(waiter.heard)  # a bell that this worker does not use any more
 
     async def renew(
         self, worker_id: str, leases: Sequence[JobLease], *, tenant: TenantId | None = None
@@ -159,7 +185,7 @@ class Scheduler:
     def workers(self) -> tuple[WorkerSighting, ...]:
         """The workers that called this replica lately, those that wait for jobs included."""
         for waiter in self._waiting:
-            self._seen.asked(waiter.worker_id, waiter.tenant, waiter.topics)
+            self._seen.waits(waiter.worker_id, waiter.tenant, waiter.topics)
         return self._seen.all()
 
     async def lost(
@@ -273,23 +299,26 @@ class Scheduler:
         The bell is passed on if the worker got as many jobs as it asked for (there may be more),
         none (the job may be of a tenant that this worker may not serve), or an error.
         """
-        heard, waiter.heard = waiter.heard, _SILENCE
+        heard, waiter.heard = waiter.heard, None
         waiter.bell.clear()
         waiter.looked = self._rung
         is_spent = False
         try:
             jobs = await self._lease(waiter)
             is_spent = 0 < len(jobs) < waiter.max_jobs
-            if not jobs and waiter.tenant is not None and heard.topics.issubset(waiter.topics):
-                heard = _Heard(heard.topics, heard.tried | {waiter.tenant})
+            if not jobs and heard is not None:
+                heard = heard.without(waiter)
             return jobs
         finally:
-            if not is_spent:
+            if heard is not None and not is_spent:
                 self._wake(heard)
 
     async def _lease(self, waiter: _Waiter) -> tuple[LeasedJob, ...]:
         await self._limits.refresh()
-        if self._limits.limits.by_id:
+        limits = self._limits.limits
+        if limits.by_id:
+            covering = (each for topic in waiter.topics for each in limits.covering(topic))
+            waiter.limits = frozenset(each.id for each in covering)
             call = LeaseCall(waiter.worker_id, waiter.topics, waiter.max_jobs, waiter.tenant)
             return await self._limits.lease(call)
         return await self._jobs.lease_jobs(
@@ -302,24 +331,17 @@ class Scheduler:
 
     def _hear_room(self, limit: TopicLimit) -> None:
         """A topic limit may have room again: wake a worker that waits for its topics."""
-        asked = {topic for waiter in self._waiting for topic in waiter.topics}
-        covered = frozenset(topic for topic in asked if limit.covers(topic))
-        if covered:
-            self._rung += 1
-            self._wake(_Heard(covered))
+        self._rung += 1
+        self._wake(_Heard(None, limit.id))
 
     def _hear(self, note: str) -> None:
         self._rung += 1
-        self._wake(_Heard(frozenset({Topic(note)})))
+        self._wake(_Heard(Topic(note)))
 
     def _wake(self, heard: _Heard) -> None:
         for each in self._waiting:
             is_due = each.looked < self._rung and not each.bell.is_set()
-            if (
-                is_due
-                and each.tenant not in heard.tried
-                and not heard.topics.isdisjoint(each.topics)
-            ):
+            if is_due and heard.is_for(each):
                 each.heard = heard
                 each.bell.set()
                 return
@@ -345,6 +367,11 @@ WORKER_KEPT_MS: Final = 10 * 60 * 1000
 _WORKERS_MAX: Final = 500
 """Workers of one tenant, so that a tenant cannot displace the workers of another."""
 _TENANTS_MAX: Final = 1_000
+_TOPICS_OF_WORKER_MAX: Final = 1_000
+"""Topics for which one worker asked, or those of its last request."""
+_TOPICS_OF_TENANT_MAX: Final = 10_000
+_TOPICS_MAX: Final = 20_000
+"""Topics of all workers together. They are all read every few seconds, for the summary."""
 
 
 class WorkerSighting(msgspec.Struct, frozen=True):
@@ -363,10 +390,34 @@ class WorkerSighting(msgspec.Struct, frozen=True):
 
 class _Sighting(msgspec.Struct):
     seen_at: Moment
-    topics: dict[Topic, Moment]
+    asked: OrderedDict[tuple[Topic, ...], Moment]
+    """The topics of its requests, and when it last asked for them; the last one is the newest."""
     jobs: dict[JobId, Moment]
     """When the lease of each job ends, as far as this replica knows."""
     version: str | None = None
+
+    @property
+    def topics(self) -> int:
+        return sum(map(len, self.asked))
+
+
+class _SeenOfTenant(msgspec.Struct):
+    workers: OrderedDict[str, _Sighting]
+    """The one that called last is the last."""
+    topics: int = 0
+    """Of all its workers together."""
+
+    def forget(self, worker_id: str) -> None:
+        self.topics -= self.workers.pop(worker_id).topics
+
+    def forget_topics(self, topics_max: int) -> None:
+        """Forget the topics of the workers that called longest ago. The last one keeps them."""
+        *others, _ = self.workers.values()
+        for known in others:
+            if self.topics <= topics_max:
+                return
+            self.topics -= known.topics
+            known.asked.clear()
 
 
 class SeenWorkers:
@@ -375,19 +426,29 @@ class SeenWorkers:
     def __init__(self, clock: Clock, *, ttl_ms: int) -> None:
         self._clock = clock
         self._ttl_ms = ttl_ms
-        self._tenants: OrderedDict[TenantId | None, OrderedDict[str, _Sighting]] = OrderedDict()
+        self._tenants: OrderedDict[TenantId | None, _SeenOfTenant] = OrderedDict()
 
     def asked(
         self,
         worker_id: str,
         tenant: TenantId | None,
-        topics: Iterable[Topic],
+        topics: tuple[Topic, ...],
         version: str | None = None,
     ) -> None:
         """A worker asks for jobs of these topics."""
         sighting = self._touch(worker_id, tenant)
-        sighting.topics.update(dict.fromkeys(topics, sighting.seen_at))
         sighting.version = version or sighting.version
+        is_new = topics not in sighting.asked
+        sighting.asked[topics] = sighting.seen_at
+        sighting.asked.move_to_end(topics)
+        if is_new:
+            self._bound(self._tenants[tenant], sighting, len(topics))
+
+    def waits(self, worker_id: str, tenant: TenantId | None, topics: tuple[Topic, ...]) -> None:
+        """A worker that asked for these topics still waits. What was forgotten stays so."""
+        sighting = self._touch(worker_id, tenant)
+        if topics in sighting.asked:
+            sighting.asked[topics] = sighting.seen_at
 
     def has(self, worker_id: str, tenant: TenantId | None, jobs: Iterable[JobId]) -> None:
         """A worker holds the leases of these jobs."""
@@ -404,48 +465,53 @@ class SeenWorkers:
         """The workers that called lately, of each tenant the last one first."""
         now = self._clock.moment()
         found: list[WorkerSighting] = []
-        for tenant, workers in list(self._tenants.items()):
-            for worker_id, known in list(workers.items()):
+        for tenant, seen in list(self._tenants.items()):
+            for worker_id, known in list(seen.workers.items()):
                 if now - known.seen_at > WORKER_KEPT_MS:
-                    del workers[worker_id]
+                    seen.forget(worker_id)
                     continue
                 known.jobs = {job_id: end for job_id, end in known.jobs.items() if now <= end}
-                _forget_topics(known, now)
+                topics = {
+                    topic: asked_at
+                    for asked, asked_at in known.asked.items()
+                    if now - asked_at <= WORKER_KEPT_MS
+                    for topic in asked
+                }
                 found.append(
                     WorkerSighting(
-                        worker_id,
-                        tenant,
-                        dict(known.topics),
-                        len(known.jobs),
-                        known.seen_at,
-                        known.version,
+                        worker_id, tenant, topics, len(known.jobs), known.seen_at, known.version
                     )
                 )
-            if not workers:
+            if not seen.workers:
                 del self._tenants[tenant]
         return tuple(reversed(found))
 
     def _touch(self, worker_id: str, tenant: TenantId | None) -> _Sighting:
         """The entry of a worker, which is now the last of its tenant."""
-        workers = self._tenants.get(tenant)
-        if workers is None:
-            workers = self._tenants[tenant] = OrderedDict()
+        seen = self._tenants.get(tenant)
+        if seen is None:
+            seen = self._tenants[tenant] = _SeenOfTenant(OrderedDict())
             if len(self._tenants) > _TENANTS_MAX:
                 self._tenants.popitem(last=False)
         self._tenants.move_to_end(tenant)
         now = self._clock.moment()
-        known = workers.get(worker_id)
+        known = seen.workers.get(worker_id)
         if known is None:
-            known = workers[worker_id] = _Sighting(now, {}, {})
-            if len(workers) > _WORKERS_MAX:
-                workers.popitem(last=False)
-        workers.move_to_end(worker_id)
+            known = seen.workers[worker_id] = _Sighting(now, OrderedDict(), {})
+            if len(seen.workers) > _WORKERS_MAX:
+                seen.forget(next(iter(seen.workers)))
+        seen.workers.move_to_end(worker_id)
         known.seen_at = now
         return known
 
-
-def _forget_topics(known: _Sighting, now: Moment) -> None:
-    """Forget topics that the worker has not asked for lately."""
-    for topic, asked_at in list(known.topics.items()):
-        if now - asked_at > WORKER_KEPT_MS:
-            del known.topics[topic]
+    def _bound(self, seen: _SeenOfTenant, known: _Sighting, added: int) -> None:
+        """Forget topics: of the worker, of its tenant, and of the tenant with most of them."""
+        seen.topics += added
+        while known.topics > _TOPICS_OF_WORKER_MAX and len(known.asked) > 1:
+            topics, _ = known.asked.popitem(last=False)
+            seen.topics -= len(topics)
+        seen.forget_topics(_TOPICS_OF_TENANT_MAX)
+        total = sum(each.topics for each in self._tenants.values())
+        if total > _TOPICS_MAX:
+            most = max(self._tenants.values(), key=lambda each: each.topics)
+            most.forget_topics(most.topics - (total - _TOPICS_MAX))
