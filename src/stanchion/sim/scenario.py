@@ -160,6 +160,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[int, int] = (2, 9)
     kinds: tuple[FaultKind, ...] = ()
     is_embedded: bool = False
+    is_sqlite: bool = False
+    """Whether the store is SQLite, compared with the memory store: see ``sim.twin``."""
     store_loses: bool = False
     cap_factor: int = 1
     """A factor for the caps of tenants."""
@@ -228,6 +230,9 @@ FAILOVER: Final = Profile(
     name="failover", kinds=(*_REPLICAS, *(FaultKind.FAIL_OVER,) * 25), store_loses=True
 )
 EMBEDDED: Final = Profile(name="embedded", replicas=(1, 1), kinds=_EMBEDDED, is_embedded=True)
+SQLITE: Final = Profile(
+    name="sqlite", replicas=(1, 1), kinds=_EMBEDDED, is_embedded=True, is_sqlite=True
+)
 CROWD: Final = Profile(
     name="crowd",
     replicas=(3, 3),
@@ -306,7 +311,9 @@ QUEUE: Final = Profile(
 PROFILES: Final = MappingProxyType(
     {
         each.name: each
-        for each in (REPLICAS, FAILOVER, EMBEDDED, CROWD, OPERATORS, OUTAGE, LONG, CALM, QUEUE)
+        for each in (
+            *(REPLICAS, FAILOVER, EMBEDDED, SQLITE, CROWD, OPERATORS, OUTAGE, LONG, CALM, QUEUE),
+        )
     }
 )
 MIXED: Final = "mixed"
@@ -341,6 +348,8 @@ def draw(seed: int, profile_name: str = MIXED) -> Scenario:
         profile = msgspec.structs.replace(profile, queues=seed % 7 == 3)  # noqa: PLR2004 - some days
     else:
         profile = PROFILES[profile_name]
+        if profile.is_sqlite:
+            profile = msgspec.structs.replace(profile, queues=seed % 2 == 1)
     asks = tuple(_ask(chance, profile, number) for number in range(chance.randint(*profile.asks)))
     asks += _more_asks(Random(f"more {seed} {profile_name}"), profile)  # noqa: S311 - likewise
     faults = tuple(_fault(chance, profile) for _ in range(chance.randint(*profile.faults)))

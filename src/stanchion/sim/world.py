@@ -42,8 +42,9 @@ from stanchion.sim.operators import Operators
 from stanchion.sim.oracle import RateRecord
 from stanchion.sim.replica import NO_MUTANT, Mutant, Replica, SimContext, linked_once, plan_of
 from stanchion.sim.scenario import Ask, Scenario, Then
-from stanchion.sim.servers import LockServer, StoreServer, at_once
+from stanchion.sim.servers import LockServer, SimStore, StoreServer, at_once
 from stanchion.sim.subscribers import Subscribers
+from stanchion.sim.twin import TwinStore
 from stanchion.sim.workflows import WORKFLOWS, changed
 from stanchion.sim.workload import (
     CAPS,
@@ -150,7 +151,10 @@ class World:
         self._asking = Random(f"why {scenario.seed}")  # noqa: S311 - likewise
         self._limiting = Random(f"limits {scenario.seed}")  # noqa: S311 - likewise
         self._is_limited = False
-        self.store = StoreServer(LoopClock(), mutant.store)
+        is_twin = profile.is_sqlite and mutant.store is SimStore
+        self.store = StoreServer(LoopClock(), TwinStore if is_twin else mutant.store)
+        if isinstance(self.store.real, TwinStore):
+            self.store.real.compare = self._compare_twins
         self.locks = LockServer(LoopClock(), mutant.locks)
         self.bus = (
             None
@@ -203,6 +207,10 @@ class World:
         self.user_links: list[SimLink] = []
         self.subscribers = None if profile.store_loses else Subscribers(self)
         self.is_healing = False
+
+    def _compare_twins(self, difference: str | None) -> None:
+        said = () if difference is None else (difference,)
+        self.history.check("both stores answer the same", said)
 
     # ── Who there is ─────────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,35 @@
+"""Days on the SQLite store, whose answers the memory store must give as well."""
+
+from __future__ import annotations
+
+import pytest
+
+from stanchion.adapters.store.sqlite import SqliteStore
+from stanchion.sim.scenario import draw
+from stanchion.sim.world import play
+
+SAME = "both stores answer the same"
+
+
+@pytest.mark.parametrize("seed", [1, 16])
+def test_a_day_on_sqlite_has_the_answers_of_a_day_in_memory(seed: int) -> None:
+    # 1 has queues; on 16, batches are refused in one step, and metrics count their rows.
+    verdict = play(draw(seed, "sqlite"))
+    assert verdict.broken == ()
+    assert verdict.checks[SAME] > 1_000
+
+
+def test_a_day_on_sqlite_is_the_same_every_time() -> None:
+    assert play(draw(5, "sqlite")).digest == play(draw(5, "sqlite")).digest
+
+
+@pytest.mark.parametrize(("verb", "answer"), [("lease_jobs", ()), ("active_runs", 77)])
+def test_an_answer_that_only_sqlite_gives_is_found(
+    verb: str, answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wrong(*_arguments: object, **_named: object) -> object:
+        return answer
+
+    monkeypatch.setattr(SqliteStore, verb, wrong)
+    verdict = play(draw(0, "sqlite"))
+    assert any(said.startswith(f"{SAME}: {verb}") for said in verdict.broken), verdict.broken
