@@ -92,12 +92,17 @@ class RedisJobs(Sharded):
         leased: list[LeasedJob] = []
         for _ in range(_LOOKS_MAX):
             left = max_jobs - len(leased)
-            if not self._shards.rounds.knows(wanted, left, asyncio.get_running_loop().time()):
+            looks = not self._shards.rounds.knows(wanted, left, asyncio.get_running_loop().time())
+            if looks:
                 await self._look(wanted, deadline)
             taken = self._shards.rounds.take(wanted, left)
             if not taken:
                 break
-            leased += await self._lease(taken, terms, left, deadline)
+            found = await self._lease(taken, terms, left, deadline)
+            leased += found
+            expected = sum(sum(of_shard.values()) for of_shard in taken.values())
+            if looks and len(found) == expected:
+                break  # all that was ready, or all that is wanted
         return tuple(leased)
 
     async def _look(self, topics: Sequence[Topic], deadline: float) -> None:

@@ -11,14 +11,15 @@ if ARGV[5] ~= '' and now > tonumber(ARGV[5]) then
   return answer
 end
 
--- The first member with this prefix. '\255' occurs neither in numbers nor in UTF-8.
-local function first(at, prefix)
-  return redis.call('ZRANGEBYLEX', at, '[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, 1)[1]
+-- The first members with this prefix. '\255' occurs neither in numbers nor in UTF-8.
+local function first(at, prefix, count)
+  local low, high = '[' .. prefix, '(' .. prefix .. '\255'
+  return redis.call('ZRANGEBYLEX', at, low, high, 'LIMIT', 0, count)
 end
 
 -- Remove a tenant from the head of the ring, and add it at the tail if it has another job.
 local function pass(topic, tenant, queue, place)
-  local has_more = first(key.ready, queue)
+  local has_more = #first(key.ready, queue, 1) > 0
   local behind = redis.call('ZLEXCOUNT', key.ring, '(' .. place, '(' .. sized(topic) .. '\255')
   if has_more and behind == 0 then
     return -- It is the only tenant.
@@ -33,47 +34,56 @@ local function pass(topic, tenant, queue, place)
   end
 end
 
-local function hand_out(queue, entry)
-  local job_id = string.sub(entry, #queue + 17)
-  local job, work = read_job(job_id)
-  redis.call('ZREM', key.ready, entry)
-  if job.timeout > 0 and job.ends == 0 then
-    job.ends = now + job.timeout
+local function hand_out(queue, entries)
+  local ids, states, deadlines = {}, {}, {}
+  for i, entry in ipairs(entries) do
+    ids[i] = string.sub(entry, #queue + 17)
   end
-  job.state, job.worker, job.expires, job.progress = 'leased', worker, expires, ''
-  job.usage = nil -- of an earlier fence
-  job.deliveries = job.deliveries + 1
-  -- core.lease.next_fence(previous, 0, server time)
-  job.fence = math.max(job.fence + 1, 1, now_us)
-  write_job(job_id, job)
-  redis.call('ZADD', key.deadlines, whole(due(job)), job_id)
-  answer[#answer + 1] = work
-  answer[#answer + 1] = whole(job.fence)
-  answer[#answer + 1] = job.deliveries
-  answer[#answer + 1] = whole(expires)
+  for i, found in ipairs(read_jobs(ids)) do
+    local job, work = unpack(found)
+    if job.timeout > 0 and job.ends == 0 then
+      job.ends = now + job.timeout
+    end
+    job.state, job.worker, job.expires, job.progress = 'leased', worker, expires, ''
+    job.usage = nil -- of an earlier fence
+    job.deliveries = job.deliveries + 1
+    -- core.lease.next_fence(previous, 0, server time)
+    job.fence = math.max(job.fence + 1, 1, now_us)
+    states[2 * i - 1], states[2 * i] = 's:' .. ids[i], pack_job(job)
+    deadlines[2 * i - 1], deadlines[2 * i] = whole(due(job)), ids[i]
+    local at = #answer
+    answer[at + 1], answer[at + 2] = work, whole(job.fence)
+    answer[at + 3], answer[at + 4] = job.deliveries, whole(expires)
+  end
+  many('ZREM', key.ready, entries)
+  many('HSET', key.open, states)
+  many('ZADD', key.deadlines, deadlines)
 end
 
-local function from_tenant(topic, tenant)
+-- These return how many jobs were leased, at most ``count``.
+local function from_tenant(topic, tenant, count)
   local queue = sized(topic) .. sized(tenant)
-  local entry = first(key.ready, queue)
-  if entry then
-    hand_out(queue, entry)
+  local entries = first(key.ready, queue, count)
+  if #entries > 0 then
+    hand_out(queue, entries)
   end
-  return entry
+  return #entries
 end
 
-local function from_ring(topic)
+local function from_ring(topic, count)
   while true do
-    local place = first(key.ring, sized(topic))
+    local places = first(key.ring, sized(topic), 2)
+    local place = places[1]
     if not place then
-      return nil
+      return 0
     end
     local tenant = string.sub(place, #sized(topic) + 17)
-    local entry = from_tenant(topic, tenant)
+    -- Several tenants take turns, job by job.
+    local leased = from_tenant(topic, tenant, #places > 1 and 1 or count)
     pass(topic, tenant, sized(topic) .. sized(tenant), place)
-    -- The tenant has no job: its jobs were revoked.
-    if entry then
-      return entry
+    -- A tenant without a job: its jobs were revoked.
+    if leased > 0 then
+      return leased
     end
   end
 end
@@ -86,17 +96,15 @@ repeat
   local is_done = true
   for _, share in ipairs(shares) do
     if left > 0 and share.left > 0 then
-      local entry
+      -- Several topics take turns as well.
+      local count, leased = #shares > 1 and 1 or math.min(left, share.left), 0
       if only == '' then
-        entry = from_ring(share.topic)
+        leased = from_ring(share.topic, count)
       else
-        entry = from_tenant(share.topic, only)
+        leased = from_tenant(share.topic, only, count)
       end
-      if entry then
-        left, share.left, is_done = left - 1, share.left - 1, false
-      else
-        share.left = 0
-      end
+      left, share.left = left - leased, leased > 0 and share.left - leased or 0
+      is_done = is_done and leased == 0
     end
   end
 until is_done

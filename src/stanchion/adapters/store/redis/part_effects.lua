@@ -114,7 +114,7 @@ local function stop(run_id, tenant, only_step, only_job)
   local function is_in(step)
     return not only_step or step == only_step or string.sub(step, 1, #inside) == inside
   end
-  local gone, timers, deadlines, ready, open, past = {}, {}, {}, {}, {}, {}
+  local gone, timers, jobs, deadlines, ready, open, past = {}, {}, {}, {}, {}, {}, {}
   for i = 1, #out, 2 do
     local kind, name = string.sub(out[i], 1, 1), string.sub(out[i], 3)
     local is_timer = kind == 't'
@@ -128,19 +128,20 @@ local function stop(run_id, tenant, only_step, only_job)
       if is_timer then
         timers[#timers + 1] = run_id .. name
       else
-        local job, work = read_job(name)
-        if job.state == 'ready' then
-          ready[#ready + 1] = queued(name, job.number, job.topic, tenant)
-        end
-        if job.state == 'leased' or job.ends > 0 then
-          deadlines[#deadlines + 1] = name
-        end
-        open[#open + 1] = 's:' .. name
-        open[#open + 1] = 'w:' .. name
-        past[#past + 1] = name
-        past[#past + 1] = pack_retired(job, work, 'revoked', '')
+        jobs[#jobs + 1] = name
       end
     end
+  end
+  for i, found in ipairs(read_jobs(jobs)) do
+    local name, job, work = jobs[i], unpack(found)
+    if job.state == 'ready' then
+      ready[#ready + 1] = queued(name, job.number, job.topic, tenant)
+    end
+    if job.state == 'leased' or job.ends > 0 then
+      deadlines[#deadlines + 1] = name
+    end
+    open[2 * i - 1], open[2 * i] = 's:' .. name, 'w:' .. name
+    past[2 * i - 1], past[2 * i] = name, pack_retired(job, work, 'revoked', '')
   end
   many('HDEL', key.out, gone)
   many('ZREM', key.timers, timers)

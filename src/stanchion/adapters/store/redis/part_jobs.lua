@@ -1,6 +1,7 @@
 -- part jobs: open jobs, which are ready or leased. They are stored per shard.
 --   keys open
 --   read_job(job_id)          the state of the job and its content, or nil
+--   read_jobs(job_ids)        the same of many jobs, in their order: {state or nil, content} of each
 --   read_state(job_id)        the state only: the content may be large
 --   tenant_of(work)           the tenant of the job
 --   is_of(job_id, job, only)  whether it belongs to this tenant; '' is any
@@ -27,6 +28,24 @@ end
 local function read_job(job_id)
   local found = redis.call('HMGET', key.open, 's:' .. job_id, 'w:' .. job_id)
   return unpack_job(found[1]), found[2]
+end
+
+local function read_jobs(job_ids)
+  local answer = {}
+  -- unpack uses the stack of Lua: two fields of each of 500 jobs.
+  for first = 1, #job_ids, 500 do
+    local fields, last = {}, math.min(first + 499, #job_ids)
+    for i = first, last do
+      fields[#fields + 1] = 's:' .. job_ids[i]
+      fields[#fields + 1] = 'w:' .. job_ids[i]
+    end
+    local found = redis.call('HMGET', key.open, unpack(fields))
+    for i = first, last do
+      local at = 2 * (i - first) + 1
+      answer[i] = {unpack_job(found[at]), found[at + 1]}
+    end
+  end
+  return answer
 end
 
 local function read_state(job_id)

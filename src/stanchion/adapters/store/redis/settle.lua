@@ -18,17 +18,17 @@ end
 if redis.call('EXISTS', key.inbox) == 1 then
   return {'inbox'}
 end
-local held = {}
+local ids, ended, seen = {}, {}, {}
 for i = 2, #ARGV, 4 do
-  local job_id = ARGV[i]
-  local job, work = read_job(job_id)
-  if held[job_id] or not is_held(job, ARGV[i + 1]) then
+  ids[#ids + 1] = ARGV[i]
+end
+for n, found in ipairs(read_jobs(ids)) do
+  local at, job_id = 4 * n - 2, ids[n]
+  if seen[job_id] or not is_held(found[1], ARGV[at + 1]) then
     return {'job'}
   end
-  held[job_id] = {job, work}
+  seen[job_id] = true
+  ended[n] = {job_id, found[1], found[2], ARGV[at + 2], ARGV[at + 3]}
 end
-for i = 2, #ARGV, 4 do
-  local job, work = unpack(held[ARGV[i]])
-  end_job(ARGV[i], job, work, ARGV[i + 2], ARGV[i + 3])
-end
+end_jobs(ended)
 return write_commit(ask, version, highest)
