@@ -142,7 +142,8 @@ async def _rows(pace: Pace) -> list[Row]:
                     await plain.put_tenant(tenant, Tenant(max_concurrent_runs=None))
                 await builders.start(plain, tenant=TENANTS[0])  # Now the server knows the script.
             make_requests = Shards if name == "ours" else _Words
-            stores[name] = RedisStore(make_requests(client, keys, Rounds(0), 1, 1), ())
+            requests = make_requests(client, keys, Rounds(0), 1, 1, has_item_blocks=True)
+            stores[name] = RedisStore(requests, ())
         found = []
         for callers in CALLERS:
             found += await _compared(stores, callers, starts, rounds)

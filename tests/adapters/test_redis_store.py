@@ -14,7 +14,7 @@ import redis
 from msgspec.structs import replace
 
 from stanchion.adapters.store.redis import RedisStore, shards
-from stanchion.adapters.store.redis.encode import OF_RUN, OF_SHARD, OF_TENANT
+from stanchion.adapters.store.redis.encode import OF_RUN, OF_SHARD, OF_TENANT, encode_items
 from stanchion.core.admission import Admitted
 from stanchion.core.budget import (
     BudgetLimit,
@@ -24,14 +24,18 @@ from stanchion.core.budget import (
     window_start,
 )
 from stanchion.core.events import CancelRequested
+from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
     Instant,
+    Item,
+    ItemKey,
     Job,
     Risk,
     RunId,
     RunStatus,
     Stamp,
     StepId,
+    StepStatus,
     TenantId,
     job_id,
     shard_of_tenant,
@@ -158,15 +162,15 @@ async def test_versions_count_on_where_lua_would_write_exponents(
 # ── Large steps ──────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("count", [1_000, 10_000])
+@pytest.mark.parametrize("count", [250, 10_000])
 async def test_a_step_of_thousands_of_jobs_is_still_one_step(store: RedisStore, count: int) -> None:
     run_id = await start(store, FOR_EACH, run_input={"items": list(range(count))})
     assert await store.ready_topics() == {TOPIC: min(count, BEGUN_AT_ONCE_MAX)}
     first = await store.lease_jobs("worker", [TOPIC], max_jobs=1_000, ttl_ms=60_000)
-    assert [leased.job.item for leased in first] == list(range(1_000))
+    assert [leased.job.item for leased in first] == list(range(BEGUN_AT_ONCE_MAX))
     await store.accept([result_of(leased) for leased in first])
     assert isinstance(await advance(store, FOR_EACH, run_id), Committed)
-    if count > 1_000:
+    if count > BEGUN_AT_ONCE_MAX:
         await cancel(store, run_id, FOR_EACH)
     assert (await loaded(store, run_id)).run.status.is_finished
     assert await store.ready_topics() == {}
@@ -183,6 +187,43 @@ async def test_an_admission_writes_every_item_once(server: Server, store: RedisS
         commands = [each["command"].split() for each in seen]
     written = [words[2::2] for words in commands if words[0] == "HSET" and ":items:" in words[1]]
     assert written == [["0:each", "1:each", "2:each"]]
+
+
+async def test_items_that_wait_share_fields_unless_an_older_version_may_read_them(
+    server: Server, store: RedisStore
+) -> None:
+    values: list[JsonValue] = list(range(1_000))
+    with server.client() as client:
+        run_id = await start(store, FOR_EACH, run_input={"items": values})
+        [key] = client.keys(f"*:items:{run_id}")
+        own = {f"{index}:each" for index in range(256)}  # six of them are too few for a block
+        assert {*client.hkeys(key)} == own | {"b1:each", "b2:each", "b3:each"}
+
+        client.set("aged:{common}:format", "2 with 64 shards")
+        aged = await RedisStore.open(server.url, namespace="aged")
+        run_id = await start(aged, FOR_EACH, run_input={"items": values})
+        [key] = client.keys(f"aged:*:items:{run_id}")
+        assert {*client.hkeys(key)} == {f"{index}:each" for index in range(1_000)}
+        await aged.close()
+
+
+def test_blocks_of_items_have_no_gaps_and_are_written_once() -> None:
+    each, done = StepId("each"), Item(status=StepStatus.SUCCEEDED)
+    items = {ItemKey(each, index): Item(input=index) for index in range(1_000)}
+    items[ItemKey(each, 300)] = done  # block 1 has a gap
+    del items[ItemKey(each, 600)]  # and so has block 2
+    words = encode_items(items, in_blocks=True)
+    fields = dict(zip(words[::2], words[1::2], strict=True))
+    assert len(fields) == len(words) // 2
+    own = {*range(300, 512), *range(512, 768)} - {600}
+    assert fields.keys() == {f"{index}:each" for index in own} | {f"b{n}:each" for n in (0, 1, 3)}
+    assert fields["b1:each"].splitlines() == [
+        "256",
+        *(f'{{"input":{index}}}' for index in range(256, 300)),
+    ]
+    assert fields["b3:each"].startswith('768\n{"input":768}\n')
+    large = {ItemKey(each, index): Item(input="x" * 1_000) for index in range(256)}
+    assert encode_items(large, in_blocks=True) == encode_items(large)
 
 
 async def test_a_look_at_all_shards_of_a_server_is_one_command(

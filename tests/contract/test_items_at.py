@@ -47,17 +47,31 @@ async def test_many_items_are_read_as_they_were_written_and_changed(store: Store
     run_id = await start(store, FOR_EACH, run_input={"items": values})
     before = await store.load_items(run_id, {EACH: range(700)})
     assert list(before) == [ItemKey(EACH, index) for index in range(600)]
-    assert all(item.status is StepStatus.RUNNING for item in before.values())
+    statuses = [item.status for item in before.values()]
+    assert statuses == [StepStatus.RUNNING] * 250 + [StepStatus.PENDING] * 350
+    assert [item.input for item in before.values()] == values
     for leased in await lease(store, max_jobs=20):
         await store.accept([result_of(leased, "done")])
     await advance(store, FOR_EACH, run_id)
     after = await store.load_items(run_id, {EACH: range(700)})
-    changed = {key: item for key, item in after.items() if item != before[key]}
-    assert list(changed) == [ItemKey(EACH, index) for index in range(20)]
-    assert all(item.output == "done" for item in changed.values())
+    changed = {key.item: item for key, item in after.items() if item != before[key]}
+    assert list(changed) == [*range(20), *range(250, 290)]
+    assert all(changed[index].output == "done" for index in range(20))
+    assert all(changed[index].status is StepStatus.RUNNING for index in range(250, 290))
     # In any order, across the places where a store may divide them.
     some = await store.load_items(run_id, {EACH: [511, 3, 599, 256, 255, 512, 600, 3]})
     assert some == {ItemKey(EACH, n): after[ItemKey(EACH, n)] for n in (3, 255, 256, 511, 512, 599)}
+
+
+async def test_large_and_strange_inputs_of_pending_items_are_read_as_they_were_written(
+    store: Store,
+) -> None:
+    values: list[JsonValue] = [f"item {index}" for index in range(700)]
+    values[300:310] = ["line\nbreak\r\n", "\u2028\x00", "", None, [], {}, 0.1, "é", '"', "\\n"]
+    values[520:530] = ["x" * 20_000] * 10
+    run_id = await start(store, FOR_EACH, run_input={"items": values})
+    found = await store.load_items(run_id, {EACH: range(700)})
+    assert [item.input for item in found.values()] == values
 
 
 async def test_an_item_that_is_written_twice_in_many_has_its_last_state(store: Store) -> None:

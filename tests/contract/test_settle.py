@@ -45,6 +45,7 @@ from tests.contract.builders import (
     accept,
     admission,
     advance,
+    cancel,
     commit_of,
     held,
     lease,
@@ -137,6 +138,28 @@ async def test_the_results_of_one_run_settle_together(store: Store) -> None:
     run = (await loaded(store, run_id)).run
     assert (run.status, run.output) == (RunStatus.SUCCEEDED, {"each": ["done"] * 3})
     assert [(await _state_of(store, each)).state for each in jobs] == [JobState.FINISHED] * 3
+
+
+async def test_hundreds_of_jobs_are_leased_settled_and_revoked_in_one_step_each(
+    store: Store,
+) -> None:
+    run_id = await start(store, FOR_EACH, run_input={"items": list(range(1_400))})
+    jobs: tuple[LeasedJob, ...] = ()
+    for items in (range(250), range(250, 750), range(750, 1_400)):
+        if jobs:
+            assert isinstance(await _settle(store, FOR_EACH, run_id, *jobs), Committed)
+            assert (await _state_of(store, jobs[-1])).state is JobState.FINISHED
+        jobs = await lease(store, max_jobs=700)
+        assert [each.job.item for each in jobs] == [*items]
+        assert [each.job.input for each in jobs] == [*items]
+        assert await lease(store) == ()
+    renewed = await store.renew_jobs([held(each) for each in jobs], ttl_ms=LONG_MS)
+    assert len(renewed.renewed) == 650
+    await cancel(store, run_id, FOR_EACH)
+    states = {(await _state_of(store, each)).state for each in jobs}
+    assert states == {JobState.REVOKED}
+    renewed = await store.renew_jobs([held(each) for each in jobs], ttl_ms=LONG_MS)
+    assert renewed.renewed == ()
 
 
 async def test_a_settled_result_that_is_sent_again_is_repeated(store: Store) -> None:

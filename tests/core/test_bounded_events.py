@@ -136,8 +136,8 @@ def test_an_item_that_is_tried_again_is_no_new_item() -> None:
     assert failures(first) == 0
     run = evolve(pending(given), first)
     event = succeeded("fan", item=7)
-    # And the one that goes out instead of it.
-    assert items_to_read(plan, run, [event]) == {StepId("fan"): [7, limits.FOR_EACH_PARALLEL_MAX]}
+    # And those that go out instead of it, while fewer are out than allowed.
+    assert items_to_read(plan, run, [event]) == {StepId("fan"): [7, 250, 251]}
     assert decide(plan, run, event, NOW).ignored == (None,)
 
 

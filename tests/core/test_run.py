@@ -14,6 +14,7 @@ from stanchion.core.events import (
     Approved,
     AttemptSucceeded,
     CancelRequested,
+    Event,
     Started,
     Timer,
     TimerFired,
@@ -41,7 +42,14 @@ from stanchion.core.model import (
     WorkflowId,
 )
 from stanchion.core.retry import Fixed
-from stanchion.core.run import decide, evolve, items_to_read, start_like, starts_are_alike
+from stanchion.core.run import (
+    decide,
+    decide_all,
+    evolve,
+    items_to_read,
+    start_like,
+    starts_are_alike,
+)
 from stanchion.core.steps.approval import data_faults, rule_against
 from stanchion.core.steps.job import ITEMS_TRACED
 from stanchion.core.transition import (
@@ -797,9 +805,9 @@ def test_an_empty_for_each_succeeds_with_an_empty_list() -> None:
 
 
 def test_one_result_is_a_delta_of_one_item() -> None:
-    world = started(fan_out(), list=list(range(1_000)))
-    transition = world.succeed("a", "out", item=500)
-    assert [key.item for key in transition.items] == [500]
+    world = started(fan_out(), list=list(range(250)))
+    transition = world.succeed("a", "out", item=150)
+    assert [key.item for key in transition.items] == [150]
     assert list(transition.steps) == [A]
     assert not transition.effects
     assert [entry.what for entry in transition.timeline] == ["item_succeeded"]
@@ -1016,7 +1024,57 @@ def test_more_than_ten_thousand_items_fail_the_step_with_a_code_of_its_own() -> 
 def test_ten_thousand_items_are_allowed() -> None:
     world = started(fan_out(), list=list(range(10_000)))
     assert len(world.items) == 10_000
-    assert len(world.jobs) == 1_000  # one commit must not write ten thousand jobs
+    assert len(world.jobs) == 250  # one commit must not write ten thousand jobs
+
+
+def test_a_wide_for_each_is_dispatched_in_pieces() -> None:
+    world = started(fan_out(), list=list(range(1_200)))
+    more = Timer(TimerKind.ITEMS, A)
+    for out in (250, 500, 750):
+        assert len(world.jobs) == out
+        assert world.timers[more] == world.now
+        world.fire(more)
+    assert len(world.jobs) == 1_000
+    assert more not in world.timers
+    assert world.feed(TimerFired(timer=more)).ignored == (Ignored.NOT_WAITING_FOR_IT,)
+    world.succeed("a", item=7)
+    assert len(world.jobs) == 1_000
+    assert [job.item for job in world.jobs.values()][-1] == 1_000
+
+
+def test_results_dispatch_the_rest_of_a_wide_for_each_before_its_timer_does() -> None:
+    world = started(workflow(a=each(parallel=252)), list=list(range(300)))
+    more = Timer(TimerKind.ITEMS, A)
+    assert (len(world.jobs), more in world.timers) == (250, True)
+    world.succeed("a", item=0)
+    assert (len(world.jobs), more in world.timers) == (251, True)
+    world.succeed("a", item=1)
+    assert (len(world.jobs), more in world.timers) == (252, False)
+    world.succeed("a", item=2)
+    assert (len(world.jobs), more in world.timers) == (252, False)
+    # The last ones are dispatched while fewer than 252 are left.
+    world = started(workflow(a=each()), list=list(range(252)))
+    world.succeed("a", item=0)
+    assert (len(world.jobs), more in world.timers) == (251, False)
+
+
+def test_a_wide_for_each_goes_on_by_its_timer_if_the_next_items_were_not_read() -> None:
+    plan = planned(fan_out())
+    run = pending_run(plan, {"list": list(range(1_000))})
+    first = decide(plan, run, Started(), START)
+    run = evolve(run, first)
+    out = [effect.job for effect in first.effects if isinstance(effect, DispatchJob)]
+    fired = TimerFired(timer=Timer(TimerKind.ITEMS, A))
+    view = replace(run, items={ItemKey(A, 0): first.items[ItemKey(A, 0)]})
+    change = decide_all(plan, view, [fired, succeeded(out[0], 1)], START)
+    assert change.ignored == (None, None)
+    assert [effect for effect in change.effects if isinstance(effect, SetTimer)] == [
+        SetTimer(fired.timer, START)
+    ]
+    # What it reads is enough for the timer and for all results.
+    events: list[Event] = [fired, *(succeeded(job, 1) for job in out)]
+    assert len(items_to_read(plan, run, events)[A]) == 1_000
+    assert [*items_to_read(plan, run, events[:2])[A]] == [0, *range(250, 502)]
 
 
 def test_an_item_whose_input_errs_fails_the_step_before_anything_is_sent() -> None:

@@ -8,19 +8,22 @@ import sys
 from random import Random
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stanchion.core.events import CancelRequested, Started
 from stanchion.core.json_value import JsonObject
-from stanchion.core.model import Run, RunId, WorkflowId
+from stanchion.core.model import Run, RunId, StepId, Topic, WorkflowId
 from stanchion.core.run import decide, start_like, starts_are_alike
-from stanchion.core.workflow import ForEachSpec, JobSpec, Workflow
-from tests.core.strategies import INPUTS, drive, families, step_forward
+from stanchion.core.steps import foreach
+from stanchion.core.workflow import ForEachSpec, JobSpec, RetrySpec, Workflow
+from tests.core.strategies import INPUTS, RETRIES, drive, families, step_forward
 from tests.core.world import START, World, pending_run, planned
 
 Family = tuple[Workflow, dict[WorkflowId, Workflow]]
 SEEDS = st.integers(0, 2**32)
+WORK = Topic("work")
 
 
 @given(families(), INPUTS, SEEDS, SEEDS)
@@ -31,6 +34,23 @@ def test_every_run_ends_or_waits_for_something_named(
     # only because the run had ended.
     world = World(planned(*family), pending_run(planned(*family), run_input))
     drive(world, order, seed, timeouts=True)
+    assert world.run.status.is_finished
+    assert not world.jobs
+    assert not world.timers
+
+
+@given(
+    st.integers(1, 3), st.integers(0, 9), st.sampled_from([None, 1, 2, 4]), RETRIES, SEEDS, SEEDS
+)
+def test_a_for_each_that_begins_in_pieces_ends(
+    piece: int, items: int, parallel: int | None, retry: RetrySpec, order: int, seed: int
+) -> None:
+    each = ForEachSpec(for_each="${input.list}", topic=WORK, parallel=parallel, retry=retry)
+    plan = planned(Workflow(id=WorkflowId("wide"), steps={StepId("each"): each}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(foreach, "BEGUN_AT_ONCE_MAX", piece)
+        world = World(plan, pending_run(plan, {"list": list(range(items))}))
+        drive(world, order, seed, timeouts=True)
     assert world.run.status.is_finished
     assert not world.jobs
     assert not world.timers
@@ -145,8 +165,9 @@ _TRANSCRIPT = """
 import hashlib, sys
 from random import Random
 import msgspec
+import pytest
 from hypothesis import seed, settings, given, Phase
-from tests.core.strategies import INPUTS, drive, families
+from tests.core.strategies import INPUTS, RETRIES, drive, families
 from tests.core.world import START, World, pending_run, planned
 digest = hashlib.sha256()
 @settings(max_examples=40, derandomize=True, database=None, phases=[Phase.generate])

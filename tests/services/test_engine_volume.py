@@ -24,12 +24,17 @@ async def test_results_beyond_what_one_commit_takes_are_applied_in_the_same_hold
     one = world.add()
     await world.define(FAN)
     run_id = await world.start(one, "fan", {"items": list(range(1_000))})
+    # They are dispatched in pieces of 250: each further piece is due at once.
+    await asyncio.sleep(1.5)
     jobs = await world.lease(one, "work", max_jobs=1_000)
+    assert len(jobs) == 1_000
+    commits, holds = one.store.calls["commit"], one.locks.calls["acquire"]
+    assert commits == 3
     await world.report(one, *jobs)
     assert await world.ended(run_id, within_s=1) == "succeeded"
     assert (await world.run(run_id)).output == {"each": ["done"] * 1_000}
-    assert one.store.calls["commit"] == 2
-    assert one.locks.calls["acquire"] == 1
+    assert one.store.calls["commit"] == commits + 2
+    assert one.locks.calls["acquire"] == holds + 1
     await world.assert_nothing_left()
 
 

@@ -117,7 +117,7 @@ def of_work(
         _expect(step_id, None, state.attempt, state.wait, jobs, clocks)
         if step.timeout_s is not None:
             clocks.add(Timer(TimerKind.STEP_TIMEOUT, step_id))
-        if step.item_plan is not None and state.items and foreach.is_short(step, state.items):
+        if state.items and foreach.is_short(step, state.items):
             clocks.add(foreach.more_items(step))
     for key, item in items:
         if key.step_id in active:
@@ -215,8 +215,9 @@ def _of_items(run: Run, step: PlannedStep, state: Step) -> Iterable[str]:
     assert isinstance(spec, ForEachSpec | ForEachWorkflowSpec)
     out = counts.unfinished - counts.pending
     at_once = spec.at_once
-    # Fewer items with a workflow may be out: a timer begins the next ones.
-    too_few = counts.pending and out < at_once and isinstance(spec, ForEachSpec)
+    # Fewer items may be out: a timer begins the next ones. Those with a workflow may end at once.
+    at_least = min(at_once, foreach.BEGUN_AT_ONCE_MAX)
+    too_few = counts.pending and out < at_least and isinstance(spec, ForEachSpec)
     if state.status.is_active and (out > at_once or too_few):
         yield f"has {out} items out and {counts.pending} pending; {at_once} may be out"
     for key, item in run.items.items():

@@ -226,12 +226,17 @@ def items_to_read(plan: Plan, run: Run, events: Iterable[Event]) -> Mapping[Step
     for step_id, indexes in named.items():
         counts = run.step(step_id).items
         if counts is not None:
-            # Each event can end an item, and each end dispatches the next pending one.
-            at_most = foreach.BEGUN_AT_ONCE_MAX if step_id in more else len(indexes)
+            # Each event can end an item, and each end begins pending ones.
+            has_workflow = plan.steps[step_id].item_plan is not None
+            is_short = foreach.is_short(plan.steps[step_id], counts)
+            at_most = len(indexes)
+            if is_short and not has_workflow:
+                at_most *= foreach.BEGUN_BY_END_MAX
+            if step_id in more:
+                at_most += foreach.BEGUN_AT_ONCE_MAX
             first = len(counts.to_run) - counts.pending
             following = counts.to_run[first : first + min(counts.pending, at_most)]
             # An item with a workflow can end in the decision that begins it.
-            has_workflow = plan.steps[step_id].item_plan is not None
             ended = len(indexes) + (len(following) if has_workflow else 0)
             wanted[step_id] = (
                 range(counts.total)

@@ -4,12 +4,13 @@ Items are stored separately from their step. The step keeps counts, so the resul
 the same for ten items as for ten thousand; only the last result reads all items, to collect their
 outputs in the order of the list. Items of a step that ended early are not changed.
 
-Only ``parallel`` items are dispatched at first, or a thousand: one step of the store must not write
-ten thousand jobs while others wait. The others are pending, and each item that ends dispatches the
-next one of the list. A rerun of failed items keeps the others: they have
-ended before the step starts. The inputs of all items are rendered when the step
-starts. They are stored with the items until those end, because rendering the input of one item can
-need the whole list: evaluating it again for each item would cost the square of their number.
+At most ``parallel`` items are out at a time, or a thousand. One step of the store must not write so
+many jobs while others wait: the first event dispatches 250 of them. The others are pending. Each
+item that ends dispatches the next one of the list, or two while fewer are out than allowed; a timer
+that is due at once dispatches 250 more. A rerun of failed items keeps the others: they have ended
+before the step starts. The inputs of all items are rendered when the step starts. They are stored
+with the items until those end, because rendering the input of one item can need the whole list:
+evaluating it again for each item would cost the square of their number.
 
 An item with a workflow has the state of the workflow's steps in itself, so that the result of one
 of them reads and writes one item. ``ItemDraft`` lets the rules of ``core.run`` work on it as on a
@@ -20,7 +21,7 @@ once: then the next one begins, and if it was not read, a timer that is due at o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
@@ -66,9 +67,11 @@ Inside: TypeAlias = "Callable[[ItemDraft, Event | None], Ignored | None]"
 
 TOO_MANY_ITEMS: Final = "too_many_items"
 """The code of a step with more items than allowed, by themselves or by their steps."""
-BEGUN_AT_ONCE_MAX: Final = limits.FOR_EACH_PARALLEL_MAX
-"""Items with a workflow that begin in one event: each evaluates the expressions of its first
-steps. A timer that is due at once begins the others."""
+BEGUN_AT_ONCE_MAX: Final = 250
+"""Items that begin in one event: each adds a job, and one with a workflow evaluates the expressions
+of its first steps. A timer that is due at once begins the others."""
+BEGUN_BY_END_MAX: Final = 2
+"""Items that begin when one ends: results of fast jobs begin the others before the timer does."""
 
 
 def start(draft: Draft, step: PlannedStep, inside: Inside) -> None:
@@ -90,7 +93,7 @@ def start(draft: Draft, step: PlannedStep, inside: Inside) -> None:
         code = TOO_MANY_ITEMS if isinstance(error, _TooManyItems) else "expression_error"
         draft.end(step, StepStatus.FAILED, error=Failure(code, str(error), step.id))
         return
-    at_once = min(spec.at_once, len(works))
+    at_once = min(spec.at_once, len(works), BEGUN_AT_ONCE_MAX)
     has_workflow = step.item_plan is not None
     counts = ItemCounts(
         total=len(values),
@@ -111,6 +114,8 @@ def start(draft: Draft, step: PlannedStep, inside: Inside) -> None:
         _gather(draft, step, counts)
     elif has_workflow:
         _go_on(draft, step, inside)
+    elif is_short(step, counts):
+        draft.then(SetTimer(more_items(step), draft.now))
 
 
 def _kept(draft: Draft, step: PlannedStep, total: int) -> dict[int, Item]:
@@ -131,6 +136,8 @@ def handle(draft: Draft, step: PlannedStep, event: Event, inside: Inside) -> Ign
     assert state.items is not None
     if step.item_plan is not None:
         return _handle_timer(draft, step, event, inside)
+    if isinstance(event, TimerFired) and event.timer == more_items(step):
+        return _dispatch_more(draft, step)
     index = _index(event)
     if index is None or not 0 <= index < state.items.total:
         return Ignored.NOT_WAITING_FOR_IT
@@ -147,20 +154,57 @@ def handle(draft: Draft, step: PlannedStep, event: Event, inside: Inside) -> Ign
     draft.put_item(key, after)
     if after.status is StepStatus.SUCCEEDED:
         draft.note("item_succeeded", step.id, item=index, attempt=after.attempt)
-    starts_next = is_finished and state.items.pending > 0
-    counts = _count(draft, step, before, after, begun=starts_next)
-    if is_finished and not _ended(draft, step, counts) and starts_next:
-        following = ItemKey(step.id, state.items.to_run[-state.items.pending])
-        item = draft.item(following)
-        work = _input_of(draft, step, following.item, item)
-        draft.put_item(following, dispatch(draft, step, following.item, item, work))
+    following: list[int] = []
+    if is_finished:
+        at_most = min(BEGUN_BY_END_MAX, _room(step, state.items, ended=1))
+        following = _following(draft, step, state.items, at_most)
+    counts = _count(draft, step, before, after, begun=len(following))
+    if is_finished and not _ended(draft, step, counts):
+        _dispatch(draft, step, following, has_timer=is_short(step, state.items))
     return None
 
 
+def _dispatch_more(draft: Draft, step: PlannedStep) -> Ignored | None:
+    """Dispatch pending items, because their timer fired."""
+    state = draft.step(step.id)
+    assert state.items is not None
+    at_most = min(BEGUN_AT_ONCE_MAX, _room(step, state.items))
+    if at_most <= 0:
+        return Ignored.NOT_WAITING_FOR_IT
+    following = _following(draft, step, state.items, at_most)
+    counts = msgspec.structs.replace(state.items, pending=state.items.pending - len(following))
+    draft.put(step.id, msgspec.structs.replace(state, status=StepStatus.RUNNING, items=counts))
+    _dispatch(draft, step, following, has_timer=False)
+    return None
+
+
+def _following(draft: Draft, step: PlannedStep, counts: ItemCounts, at_most: int) -> list[int]:
+    """The next pending items, up to the first that was not read."""
+    first = len(counts.to_run) - counts.pending
+    some = counts.to_run[first : first + at_most]
+    return [*itertools.takewhile(lambda index: draft.has_item(ItemKey(step.id, index)), some)]
+
+
+def _dispatch(draft: Draft, step: PlannedStep, indexes: Iterable[int], *, has_timer: bool) -> None:
+    """Dispatch pending items. The timer, set by now or not, is set while more may begin."""
+    for index in indexes:
+        key = ItemKey(step.id, index)
+        item = draft.item(key)
+        work = _input_of(draft, step, index, item)
+        draft.put_item(key, dispatch(draft, step, index, item, work))
+    counts = draft.step(step.id).items
+    assert counts is not None
+    needs_timer = is_short(step, counts)
+    if needs_timer and not has_timer:
+        draft.then(SetTimer(more_items(step), draft.now))
+    elif has_timer and not needs_timer:
+        draft.then(ClearTimer(more_items(step)))
+
+
 def _count(
-    draft: Draft, step: PlannedStep, before: Item, after: Item, *, begun: bool
+    draft: Draft, step: PlannedStep, before: Item, after: Item, *, begun: int = 0
 ) -> ItemCounts:
-    """Update the counts after a change of one item; ``begun``: whether a pending one begins."""
+    """Update the counts after a change of one item; ``begun``: how many pending ones begin."""
     state = draft.step(step.id)
     assert state.items is not None
     succeeded = after.status is StepStatus.SUCCEEDED
@@ -205,7 +249,7 @@ def _go_on(draft: Draft, step: PlannedStep, inside: Inside, *, has_timer: bool =
 
     ``has_timer``: whether the timer for more items is set.
     """
-    for _ in range(BEGUN_AT_ONCE_MAX):
+    for begun in range(BEGUN_AT_ONCE_MAX + 1):
         counts = draft.step(step.id).items
         assert counts is not None
         is_done = not is_short(step, counts)
@@ -213,7 +257,7 @@ def _go_on(draft: Draft, step: PlannedStep, inside: Inside, *, has_timer: bool =
             draft.then(ClearTimer(more_items(step)))
         if _ended(draft, step, counts) or is_done:
             return
-        if not _begin_next(draft, step, counts, inside):
+        if begun == BEGUN_AT_ONCE_MAX or not _begin_next(draft, step, counts, inside):
             break
     if not has_timer:
         draft.then(SetTimer(more_items(step), draft.now))
@@ -221,10 +265,15 @@ def _go_on(draft: Draft, step: PlannedStep, inside: Inside, *, has_timer: bool =
 
 def is_short(step: PlannedStep, counts: ItemCounts) -> bool:
     """Whether more items of the step may begin."""
+    return _room(step, counts) > 0
+
+
+def _room(step: PlannedStep, counts: ItemCounts, *, ended: int = 0) -> int:
+    """How many more items of the step may begin, when so many more have ended."""
     spec = step.spec
     assert isinstance(spec, ForEachSpec | ForEachWorkflowSpec)
-    out = counts.unfinished - counts.pending
-    return counts.pending > 0 and out < spec.at_once
+    out = counts.unfinished - counts.pending - ended
+    return min(counts.pending, spec.at_once - out)
 
 
 def _begin_next(draft: Draft, step: PlannedStep, counts: ItemCounts, inside: Inside) -> bool:
@@ -235,7 +284,7 @@ def _begin_next(draft: Draft, step: PlannedStep, counts: ItemCounts, inside: Ins
     before = draft.item(key)
     after = _begin(draft, step, key.item, before, inside)
     draft.put_item(key, after)
-    _count(draft, step, before, after, begun=True)
+    _count(draft, step, before, after, begun=1)
     return True
 
 
@@ -295,7 +344,7 @@ def _became(
     if after.status.is_finished and step.item_timeout_s is not None:
         draft.then(ClearTimer(_timeout_of(step, index)))
     draft.put_item(ItemKey(step.id, index), after)
-    _count(draft, step, before, after, begun=False)
+    _count(draft, step, before, after)
     if after.status.is_finished:
         _go_on(draft, step, inside, has_timer=is_short(step, counts))
 

@@ -66,7 +66,10 @@ every shard, and once more under that tag, which gives out their versions.
 
     per run
     run         hash         the run, and a field ``s:<step>`` for each step that has changed
-    items       hash         items of for-each steps
+    items       hash         items of for-each steps, ``<index>:<step>``. When a step starts, its
+                             pending items are written in blocks, ``b<number>:<step>``: a line with
+                             the index of the first item, then a line for each. An item with a
+                             field of its own has changed since.
     out         hash         its open jobs (``j:<job>``), its timers (``t:<timer>``) and its pending
                              approvals (``a:<step>``)
     jobs        hash         its jobs that are no longer open
@@ -83,6 +86,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias, TypeVar, assert_never
 
 import msgspec
@@ -106,6 +110,7 @@ from stanchion.core.model import (
     Stamp,
     Step,
     StepId,
+    StepStatus,
     TenantId,
     WorkflowId,
     WorkflowSource,
@@ -292,11 +297,12 @@ def encode_admissions(
     *,
     key_ttl_ms: int,
     audit_ttl_ms: int,
+    in_blocks: bool = False,
 ) -> EncodedAdmissions:
     """The arguments of ``admit.lua`` for admissions of one tenant, at least one.
 
     What a batch has in common is encoded once: its rows share the same objects. ``items``: those
-    that were encoded before, by ``encode_items``.
+    that were encoded before, by ``encode_items``. ``in_blocks``: see there.
     """
     first = admissions[0]
     common: _Ask = {
@@ -313,7 +319,10 @@ def encode_admissions(
     timers: dict[int, tuple[object, ...]] = {}
     rows: list[bytes] = []
     for each in admissions:
-        ask = _admission(each, timers, items.get(each.run.id))
+        known = items.get(each.run.id)
+        if known is None:
+            known = encode_items(each.run.items, in_blocks=in_blocks)
+        ask = _admission(each, timers, known)
         if each.transition.timeline is not first.transition.timeline:
             ask["timeline"] = [to_json(entry) for entry in each.transition.timeline]
         if each.definitions is not first.definitions:
@@ -327,7 +336,7 @@ def encode_admissions(
 
 
 def _admission(
-    admission: Admission, timers: dict[int, tuple[object, ...]], items: list[str] | None
+    admission: Admission, timers: dict[int, tuple[object, ...]], items: list[str]
 ) -> _Ask:
     """What is of one run alone. ``timers``: the effects that others have as well, by identity."""
     run, queue = admission.run, admission.queue
@@ -357,9 +366,8 @@ def _admission(
         constant += ["shared", sized(run.workflow_id) + sized(run.tenant) + run.id]
     # The run of the admission is stored: its first transition holds only the changes.
     ask["fields"] = [*constant, *_changing(run), *_steps(run.steps)]
-    if run.items:
-        # The transition has the same items.
-        ask["items"] = encode_items(run.items.items()) if items is None else items
+    if items:
+        ask["items"] = items  # the transition has the same ones
     if admission.before is not None:
         ask["waiting"] = _waiting(admission.before, len(constant))
     if run.finished_at is not None:
@@ -403,7 +411,7 @@ def _waiting(before: Run, constant: int) -> tuple[object, ...]:
     if not before.steps:
         return constant, _QUEUED, (), timeline, _QUEUE_TIMER
     fields = (*_QUEUED, *_steps(before.steps))  # of a rerun
-    return constant, fields, encode_items(before.items.items()), timeline, _QUEUE_TIMER
+    return constant, fields, encode_items(before.items), timeline, _QUEUE_TIMER
 
 
 def _mark(tenant: TenantId, tick: TickMark) -> list[str]:
@@ -411,13 +419,15 @@ def _mark(tenant: TenantId, tick: TickMark) -> list[str]:
     return [sized(tenant) + tick.schedule_id, f"{tick.generation:020d}:{tick.tick:020d}"]
 
 
-def encode_commit(commit: Commit, tenant: TenantId, *, key_ttl_ms: int) -> bytes:
-    """The argument of ``commit.lua``."""
+def encode_commit(
+    commit: Commit, tenant: TenantId, *, key_ttl_ms: int, in_blocks: bool = False
+) -> bytes:
+    """The argument of ``commit.lua``. ``in_blocks``: see ``encode_items``."""
     transition = commit.transition
     ask = _ask(commit.run_id, tenant, transition, key_ttl_ms)
     ask["fields"] = [*_changing(transition), *_steps(transition.steps)]
     ask["dropped"] = _dropped(transition)
-    ask["items"] = encode_items(transition.items.items())
+    ask["items"] = encode_items(transition.items, in_blocks=in_blocks)
     ask["is_finished"] = transition.status.is_finished
     ask["finished_at"] = _or_false(transition.finished_at)
     ask["read_version"] = commit.read.version
@@ -591,9 +601,57 @@ def _steps(steps: Mapping[StepId, Step]) -> list[str]:
     return [word for step_id in steps for word in (f"s:{step_id}", to_json(steps[step_id]))]
 
 
-def encode_items(items: Iterable[tuple[ItemKey, Item]]) -> list[str]:
-    """Items as fields of a hash, each a name and a value."""
+def encode_items(items: Mapping[ItemKey, Item], *, in_blocks: bool = False) -> list[str]:
+    """Items as fields of a hash, each a name and a value.
+
+    ``in_blocks``: those that wait for their turn may share a field. Ten thousand fields take the
+    server 10 ms, for which all other callers wait. Older versions cannot read blocks.
+    """
+    if in_blocks and any(item.status is StepStatus.PENDING for item in items.values()):
+        return [word for words in encode_blocks(items) for word in words]
+    return _own_fields(items.items())
+
+
+def _own_fields(items: Iterable[tuple[ItemKey, Item]]) -> list[str]:
     return [word for key, item in items for word in (item_field(*key), to_json(item))]
+
+
+BLOCK_ITEMS: Final = 256
+"""The same number is in ``items.lua``."""
+_BLOCK_ITEMS_MIN: Final = 16
+_BLOCK_CHARS_MAX: Final = 64 * 1024
+"""To read one item of a block reads all of them."""
+
+
+def encode_blocks(items: Mapping[ItemKey, Item]) -> Iterator[list[str]]:
+    """The words of ``encode_items`` with blocks, in pieces of at most a block."""
+    written: set[str] = set()
+    # Items are pending only until they begin, so they are never written as such again.
+    for (block, is_pending), group in groupby(items.items(), _block_of):
+        some = [*group]
+        first, texts = some[0][0].item, [to_json(item) for _, item in some]
+        is_whole = [key.item for key, _ in some] == [*range(first, first + len(some))]
+        if (
+            is_pending
+            and is_whole
+            and len(some) >= _BLOCK_ITEMS_MIN
+            and sum(map(len, texts)) <= _BLOCK_CHARS_MAX
+            and block not in written
+        ):
+            written.add(block)
+            # JSON texts contain no line break.
+            yield [block, "\n".join((str(first), *texts))]
+        else:
+            yield [
+                word
+                for (key, _), text in zip(some, texts, strict=True)
+                for word in (item_field(*key), text)
+            ]
+
+
+def _block_of(entry: tuple[ItemKey, Item]) -> tuple[str, bool]:
+    (step_id, index), item = entry
+    return f"b{index // BLOCK_ITEMS}:{step_id}", item.status is StepStatus.PENDING
 
 
 def _effect(effect: Effect) -> tuple[object, ...]:

@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import islice
 from typing import Final, assert_never
 
 from msgspec.structs import replace
@@ -175,6 +174,7 @@ class RedisRuns(Sharded):
             items,
             key_ttl_ms=self._shards.key_ttl_ms,
             audit_ttl_ms=self._shards.audit_ttl_ms,
+            in_blocks=self._shards.has_item_blocks,
         )
 
     async def admit_many(
@@ -224,7 +224,7 @@ class RedisRuns(Sharded):
         if encoded is None:
             begun_s = time.perf_counter()
             items = {
-                each.run.id: await _encoded_in_pieces(each.run.items)
+                each.run.id: await self._encoded_in_pieces(each.run.items)
                 for each in admissions
                 if len(each.run.items) > _CHUNK
             }
@@ -255,6 +255,28 @@ class RedisRuns(Sharded):
             due = Instant(reply[2] if len(reply) > 2 else run.created_at)  # noqa: PLR2004 - see admit.lua
             self._shards.expect_jobs(shard, (SetTimer(QUEUE_TIMER, due),))
         return verdict
+
+    async def _encoded_in_pieces(self, items: Mapping[ItemKey, Item]) -> list[str]:
+        """Encode many items. The event loop is left to others after each thousand."""
+        words: list[str] = []
+        if self._shards.has_item_blocks:
+            for number, piece in enumerate(encode.encode_blocks(items)):
+                words += piece
+                if number % (_CHUNK // encode.BLOCK_ITEMS) == 0:
+                    await asyncio.sleep(0)
+            return words
+        for keys in _chunks([*items]):
+            words += encode.encode_items({key: items[key] for key in keys})
+            await asyncio.sleep(0)
+        return words
+
+    def _encoded_commit(self, commit: Commit, tenant: TenantId) -> bytes:
+        return encode.encode_commit(
+            commit,
+            tenant,
+            key_ttl_ms=self._shards.key_ttl_ms,
+            in_blocks=self._shards.has_item_blocks,
+        )
 
     async def check_starts(
         self, tenant: TenantId, terms: Sequence[StartTerms], keys: Collection[str]
@@ -300,43 +322,39 @@ class RedisRuns(Sharded):
     async def load_items(
         self, run_id: RunId, wanted: Mapping[StepId, Sequence[int]]
     ) -> dict[ItemKey, Item]:
-        shard = shard_of_run(run_id)
         keys = [ItemKey(step_id, index) for step_id, some in wanted.items() for index in some]
-        if shard is None or not keys:
-            return {}
-        items = self._shards.keys.of_run(run_id, "items")
-        replies = await self._shards.ask_all(
-            [
-                self._shards.command(
-                    shard, "HMGET", items, *(encode.item_field(*key) for key in chunk)
-                )
-                for chunk in _chunks(keys)
-            ]
-        )
-        found = (value for reply in replies for value in reply)
         return {
             key: decode.read_item(value)
-            for key, value in zip(keys, found, strict=True)
+            for chunk, (_, values) in await self._read_items(run_id, keys)
+            for key, value in zip(chunk, values, strict=True)
             if value is not None
         }
 
-    async def items_at(
-        self, run_id: RunId, stamp: Stamp, wanted: Mapping[StepId, Sequence[int]]
-    ) -> dict[ItemKey, Item] | None:
-        shard = shard_of_run(run_id)
-        keys = [ItemKey(step_id, index) for step_id, some in wanted.items() for index in some]
-        if shard is None or not keys:
-            return None if shard is None else {}
-        items: dict[ItemKey, Item] = {}
+    async def _read_items(
+        self, run_id: RunId, keys: Sequence[ItemKey]
+    ) -> list[tuple[Sequence[ItemKey], Reply]]:
+        """The replies of ``items.lua``, for as many items each as one script reads."""
+        shard, chunks = shard_of_run(run_id), _chunks(keys)
+        if shard is None:
+            return []
         replies = await self._shards.ask_all(
             [
                 self._shards.step(
                     "items", shard, *(encode.item_field(*key) for key in chunk), run_id=run_id
                 )
-                for chunk in _chunks(keys)
+                for chunk in chunks
             ]
         )
-        for chunk, (found, values) in zip(_chunks(keys), replies, strict=True):
+        return [*zip(chunks, replies, strict=True)]
+
+    async def items_at(
+        self, run_id: RunId, stamp: Stamp, wanted: Mapping[StepId, Sequence[int]]
+    ) -> dict[ItemKey, Item] | None:
+        keys = [ItemKey(step_id, index) for step_id, some in wanted.items() for index in some]
+        if shard_of_run(run_id) is None:
+            return None
+        items: dict[ItemKey, Item] = {}
+        for chunk, (found, values) in await self._read_items(run_id, keys):
             if found is None or decode.read_stamp(found) != stamp:
                 return None
             read = zip(chunk, values, strict=True)
@@ -349,7 +367,7 @@ class RedisRuns(Sharded):
         tenant = await self._shards.owner_of(commit.run_id, deadline)
         if shard is None or tenant is None:
             return Gone()
-        asked = encode.encode_commit(commit, tenant, key_ttl_ms=self._shards.key_ttl_ms)
+        asked = self._encoded_commit(commit, tenant)
         step = self._shards.step("commit", shard, asked, run_id=commit.run_id, tenant=tenant)
         match await self._shards.ask(step, deadline):
             case [b"gone"]:
@@ -372,7 +390,7 @@ class RedisRuns(Sharded):
         tenant = await self._shards.owner_of(run_id, deadline)
         if shard is None or tenant is None:
             return SettleMissed(SettleMiss.GONE)
-        asked = encode.encode_commit(commit, tenant, key_ttl_ms=self._shards.key_ttl_ms)
+        asked = self._encoded_commit(commit, tenant)
         words: list[str | bytes | int] = []
         for each in results:
             usage = encode.pack_usage(each.usage)
@@ -616,15 +634,6 @@ class RedisRuns(Sharded):
             else run
             for run in runs
         ]
-
-
-async def _encoded_in_pieces(items: Mapping[ItemKey, Item]) -> list[str]:
-    """Encode many items. The event loop is left to others after each thousand."""
-    left, words = iter(items.items()), list[str]()
-    while piece := encode.encode_items(islice(left, _CHUNK)):
-        words += piece
-        await asyncio.sleep(0)
-    return words
 
 
 def _chunks(keys: Sequence[ItemKey]) -> list[Sequence[ItemKey]]:

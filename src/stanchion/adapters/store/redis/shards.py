@@ -74,12 +74,16 @@ class Shards:
         rounds: Rounds,
         key_ttl_ms: int,
         audit_ttl_ms: int,
+        *,
+        has_item_blocks: bool,
     ) -> None:
         self.client = client
         self.keys = keys
         self.rounds = rounds
         self.key_ttl_ms = key_ttl_ms
         self.audit_ttl_ms = audit_ttl_ms
+        self.has_item_blocks = has_item_blocks
+        """Whether items may be written in blocks: no older process reads this store."""
         self._owners: dict[RunId, TenantId] = {}
         self._kept: dict[Hashable, list[RedisRequest]] = {}
         self._idle: dict[str, tuple[int, float]] = {}

@@ -90,7 +90,14 @@ class RedisStore(
             hint = "when no older process is left: stanchion upgrade finish"
             _log.warning("upgrade_unfinished", extra={"fields": {"format": found, "hint": hint}})
         rounds = Rounds(first_shard=int(chance.unit() * SHARDS))
-        shards = Shards(client, keys, rounds, key_ttl_ms, audit_ttl_ms)
+        shards = Shards(
+            client,
+            keys,
+            rounds,
+            key_ttl_ms,
+            audit_ttl_ms,
+            has_item_blocks=found == _FORMATS[0],
+        )
         try:
             adopted = await adopt_runs(shards)
             await finish_sharing(shards)
