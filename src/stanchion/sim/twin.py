@@ -11,7 +11,8 @@ those that SQLite has leased, and compares them with what it has ready. Cursors 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -24,7 +25,7 @@ from stanchion.adapters.store.sqlite.file import open_writer
 from stanchion.core.model import Instant, TenantId, Topic
 from stanchion.core.queue import PROMOTED_AT_ONCE_MAX
 from stanchion.ports.clock import Clock
-from stanchion.ports.records import LeasedJob, Page, SlotAudit
+from stanchion.ports.records import InboxEntry, LeasedJob, Loaded, Page, SlotAudit
 from stanchion.sim.servers import SimStore
 
 _Answer = TypeVar("_Answer")
@@ -34,6 +35,8 @@ _ALONE: Final = frozenset({"open", "close", "ping", "prepare_admissions"})
 """Methods of the SQLite store that are no commands."""
 _UNORDERED: Final = frozenset({"fire_timers", "take_outbox", "expire_jobs"})
 """Commands whose answers have no order that is promised."""
+_EXPIRED: Final = ("timed_out:", "died:")
+"""The ids of inbox entries that ``expire_jobs`` writes."""
 _SHOWN: Final = 300
 
 
@@ -170,6 +173,8 @@ def _comparable(verb: str, answer: object) -> object:
     """An answer without what a store may choose, and with JSON as lists, whoever has read it."""
     if isinstance(answer, Exception):
         return type(answer).__name__
+    if isinstance(answer, Loaded):
+        return (_plain(answer.run), [_plain(each) for each in _in_some_order(answer.inbox)])
     if isinstance(answer, Page):
         return (_plain(answer.items), answer.cursor is None)
     if isinstance(answer, SlotAudit):
@@ -177,6 +182,16 @@ def _comparable(verb: str, answer: object) -> object:
     if verb in _UNORDERED and isinstance(answer, Collection):
         return sorted(map(repr, answer))
     return _plain(answer)
+
+
+def _in_some_order(inbox: Iterable[InboxEntry]) -> Iterator[InboxEntry]:
+    """The inbox, with neighbours that one step of ``expire_jobs`` may have written sorted by id.
+
+    Such a step ends several attempts, in any order.
+    """
+    for is_expired, some in groupby(inbox, lambda each: each.id.startswith(_EXPIRED)):
+        entries = [*some]
+        yield from sorted(entries, key=lambda each: each.id) if is_expired else entries
 
 
 def _plain(value: object) -> object:
