@@ -298,6 +298,35 @@ async def test_a_batch_takes_more_steps_of_the_store_while_other_tenants_start_r
 
 
 @virtual
+async def test_a_batch_pauses_between_its_steps_while_other_tenants_start_runs(
+    gates: Gatehouse,
+) -> None:
+    await gates.define(None)
+    house = gates.add()
+    house.store.each_way_s = 0.005
+    times: list[float] = []
+
+    def note(verb: str, _is_done: bool) -> None:
+        if verb == "admit_many":
+            times.append(asyncio.get_running_loop().time())
+
+    house.store.on_call = note
+
+    async def longest_pause_s(key: str, rows: int) -> float:
+        times.clear()
+        given = [StartRow({}, {}, f"{key}-{number}") for number in range(rows)]
+        await house.gate.start_many(ACME, WorkflowId("plain"), given, actor="caller")
+        answered, sent = times[1:-1:2], times[2::2]
+        assert sent
+        return max(sent_s - answered_s for answered_s, sent_s in zip(answered, sent, strict=True))
+
+    await house.started()
+    assert await longest_pause_s("alone", 1_000) < 0.006
+    await house.start(tenant=TenantId("globex"))
+    assert await longest_pause_s("beside", 200) > 0.009
+
+
+@virtual
 async def test_a_batch_whose_workflow_has_become_a_for_each_takes_more_steps_of_the_store(
     gates: Gatehouse,
 ) -> None:

@@ -92,6 +92,10 @@ STEP_VALUES_MAX: Final = 250
 it begins an item for each value of a list, and other callers wait while all are written."""
 STEP_ROWS_BESIDE_OTHERS: Final = 50
 """Rows that one step of a batch admits while other tenants start runs: they wait for each step."""
+_PAUSE: Final = 2.0
+"""After each step beside other tenants they have the replica for so many times as long as it took:
+every turn of the event loop on which a part of a step is prepared delays each of their requests."""
+_PAUSE_S_MAX: Final = 0.02
 _STEPS_AHEAD: Final = 3
 """Steps of a batch that wait, prepared, for those before them."""
 _UNKNOWN: Final = WorkflowId("")
@@ -214,18 +218,23 @@ class Gate:
         ahead: deque[_Turn] = deque()
         # To count values takes time, and only a for-each begins an item for each.
         values_max = STEP_VALUES_MAX if self._plans.may_begin_items(tenant, workflow_id) else None
-        rows_max = self._context.store.admissions_max
+        rows_max, clock = self._context.store.admissions_max, self._context.clock
         if self._admitter.has_others(tenant):
             rows_max = min(rows_max, STEP_ROWS_BESIDE_OTHERS)
         async with asyncio.TaskGroup() as group:
             for some in _in_steps(rows[len(refused) :], rows_max, values_max):
+                began = clock.moment()
                 call, given = of_rows(some)
                 turn = _Turn(turn)
                 begun.append(group.create_task(self._start_rows(call, given, turn)))
                 # The next rows are prepared while the store handles these and others wait.
                 await turn.is_prepared.wait()
                 ahead.append(turn)
-                if len(ahead) > (_STEPS_AHEAD if values_max is None else 0):
+                if self._admitter.has_others(tenant):
+                    await turn.is_sent.wait()
+                    took_s = (clock.moment() - began) / 1_000
+                    await clock.sleep(min(_PAUSE_S_MAX, _PAUSE * took_s))
+                elif len(ahead) > (_STEPS_AHEAD if values_max is None else 0):
                     await ahead.popleft().is_sent.wait()
         return refused + [answer for each in begun for answer in each.result()]
 
