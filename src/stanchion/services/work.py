@@ -196,8 +196,8 @@ class TenantWorkBudget:
     def wait_ms(self, tenant: TenantId) -> float:
         """How long the tenant is over its share; zero if its work may begin now."""
         account = self._accounts.get(tenant)
-        if account is None:
-            return 0.0
+        if account is None or account.is_within:
+            return 0.0  # without a look at the clock: every request asks, most of them twice
         return self.allowance.wait_ms(account.full_at_ms, now_ms=self._clock.moment())
 
     def charge(self, tenant: TenantId, seconds: float) -> None:
@@ -212,7 +212,9 @@ class TenantWorkBudget:
         else:
             self._accounts.move_to_end(tenant)
         now_ms = self._clock.moment()
-        account.full_at_ms = self.allowance.after(account.full_at_ms, seconds, now_ms=now_ms)
+        full_at_ms = self.allowance.after(account.full_at_ms, seconds, now_ms=now_ms)
+        account.full_at_ms = full_at_ms
+        account.is_within = not self.allowance.wait_ms(full_at_ms, now_ms=now_ms)
         account.count(seconds)
         self._turns.relax(now_ms)
 
@@ -281,11 +283,13 @@ class _Measured:
 
 
 class _Account:
-    __slots__ = ("count", "full_at_ms")
+    __slots__ = ("count", "full_at_ms", "is_within")
 
     def __init__(self, count: Callable[[float], None]) -> None:
         self.count = count
         self.full_at_ms = 0.0
+        self.is_within = True
+        """Whether the tenant was within its share when it was last charged: then it still is."""
 
 
 class TenantExecutor:
