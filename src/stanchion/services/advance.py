@@ -186,6 +186,7 @@ class _Known(msgspec.Struct, gc=False):
 
     run: Run
     plan: Plan
+    input_bytes: int
     size_bytes: int
     fence: int | None = None
     kept_until: Moment = Moment(0)
@@ -211,14 +212,18 @@ class RunCache:
         before = self.forget(run.id)
         if run.status.is_finished:
             return
-        size_bytes = _size_of(run, before)
+        # The input never changes, so it is measured once.
+        input_bytes = _input_size_of(run) if before is None else before.input_bytes
+        size_bytes = input_bytes
+        for step in run.steps.values():
+            size_bytes += step.output_bytes + 4 * _NODE_BYTES
         if size_bytes > WIDE_RUN_KEPT_BYTES_MAX:
             return
         is_large = size_bytes > RUN_KEPT_BYTES_MAX
         if is_large and not _is_wide(run):
             return
         kept = replace(run, items={}) if run.items else run
-        known = _Known(kept, plan, size_bytes)
+        known = _Known(kept, plan, input_bytes, size_bytes)
         if before is not None:
             known.fence, known.kept_until = before.fence, before.kept_until
         if is_large:
@@ -264,18 +269,13 @@ _BYTES_PER_CHAR: Final = 10
 """What a large value in memory takes for each character of its JSON, roughly."""
 
 
-def _size_of(run: Run, before: _Known | None) -> int:
-    """Roughly the memory of a run; the input, which never changes, is measured once."""
-    outputs = sum(step.output_bytes + 4 * _NODE_BYTES for step in run.steps.values())
-    if before is not None:
-        known = before.run.steps.values()
-        own = before.size_bytes - sum(step.output_bytes + 4 * _NODE_BYTES for step in known)
-        return own + outputs
+def _input_size_of(run: Run) -> int:
+    """Roughly the memory of a run's input."""
     own = _size_of_value(run.input, RUN_KEPT_BYTES_MAX)
     if own > RUN_KEPT_BYTES_MAX and _is_wide(run):
         # Not counted value by value: that would hold the event loop for several milliseconds.
         own = max(own, _BYTES_PER_CHAR * len(msgspec.json.encode(run.input)))
-    return own + outputs
+    return own
 
 
 def _size_of_value(value: JsonValue, at_most: int) -> int:
