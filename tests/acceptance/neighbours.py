@@ -85,6 +85,7 @@ class Loud:
         for role in ("runner", "worker"):
             asked = {"role": role, "tenant": self.tenant}
             made = await self.call(self.request("POST", "/v1/admin/keys", asked, role="admin"))
+            assert "key" in made, made
             self._keys[role] = made["key"]
 
     async def limit(self, cap: int | None) -> None:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from stanchion.core.events import CancelRequested, TimerKind
 from stanchion.core.model import RunId, StepId
 from stanchion.core.why import OpenJob, OpenJobState, RunFacts
+from stanchion.core.workflow import ForEachSpec
 from stanchion.ports.store import Store
 from tests.contract.builders import (
     DELAY,
@@ -20,9 +21,14 @@ from tests.contract.builders import (
     lease,
     lease_one,
     loaded,
+    planned,
     start,
+    workflow,
 )
 from tests.contract.harness import Harness
+
+EACH = ForEachSpec(for_each="${input.items}", topic=TOPIC, input="${item}")
+WIDE = planned(workflow("wide", **{f"each-{number}": EACH for number in range(5)}))
 
 
 async def _facts(store: Store, run_id: RunId) -> RunFacts:
@@ -150,9 +156,10 @@ async def test_a_finished_run_waits_for_nothing(store: Store) -> None:
 
 
 async def test_thousands_of_jobs_are_looked_at_up_to_a_bound(store: Store) -> None:
-    run_id = await start(store, FOR_EACH, run_input={"items": [0] * 1_100})
+    # One for-each begins with 250 jobs.
+    run_id = await start(store, WIDE, run_input={"items": [0] * 1_100})
     facts = await _facts(store, run_id)
     assert len(facts.jobs) == 1_000
     counted = [job.ahead for job in facts.jobs if job.ahead is not None]
-    assert len(counted) == 1
-    await advance(store, FOR_EACH, run_id, CancelRequested())
+    assert len(counted) == len({job.step_id for job in facts.jobs}), "the first of each step"
+    await advance(store, WIDE, run_id, CancelRequested())

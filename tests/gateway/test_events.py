@@ -158,11 +158,13 @@ async def test_streams_at_the_same_position_share_what_is_read_and_encoded(house
 
 
 async def test_a_commit_with_many_lines_is_sent_in_parts(house: House) -> None:
-    wide = {"steps": {"all": {"topic": "t", "for_each": "${input.items}"}}}
+    # Each step begins with 250 jobs at most.
+    each = {"topic": "t", "for_each": "${input.items}"}
+    wide = {"steps": {f"each-{number}": each for number in range(4)}}
     await house.ask("PUT", "/v1/workflows/wide", wide)
     async with opened(house.app, "GET", "/v1/events") as feed:
         await feed.next()
-        await house.ask("POST", "/v1/workflows/wide/runs", {"input": {"items": [0] * 1_000}})
+        await house.ask("POST", "/v1/workflows/wide/runs", {"input": {"items": [0] * 250}})
         parts = [await feed.next()]
         while b"id: " not in parts[-1]:
             parts.append(await feed.next())
