@@ -147,7 +147,8 @@ from stanchion.ports.records import (
 _T = TypeVar("_T")
 _Ask: TypeAlias = dict[str, object]
 
-_encode = msgspec.json.Encoder().encode
+_JSON = msgspec.json.Encoder()
+_encode = _JSON.encode
 _pack = msgspec.msgpack.Encoder().encode
 _UNSTAMPED: Final = Stamp(0, "")
 _DEFAULTS: Final = Tenant()
@@ -619,7 +620,7 @@ def _own_fields(items: Iterable[tuple[ItemKey, Item]]) -> list[str]:
 BLOCK_ITEMS: Final = 256
 """The same number is in ``items.lua``."""
 _BLOCK_ITEMS_MIN: Final = 16
-_BLOCK_CHARS_MAX: Final = 64 * 1024
+_BLOCK_BYTES_MAX: Final = 64 * 1024
 """To read one item of a block reads all of them."""
 
 
@@ -627,31 +628,27 @@ def encode_blocks(items: Mapping[ItemKey, Item]) -> Iterator[list[str]]:
     """The words of ``encode_items`` with blocks, in pieces of at most a block."""
     written: set[str] = set()
     # Items are pending only until they begin, so they are never written as such again.
-    for (block, is_pending), group in groupby(items.items(), _block_of):
-        some = [*group]
-        first, texts = some[0][0].item, [to_json(item) for _, item in some]
-        is_whole = [key.item for key, _ in some] == [*range(first, first + len(some))]
+    for (step_id, number, is_pending), group in groupby(items.items(), _block_of):
+        some, block = [*group], f"b{number}:{step_id}"
+        first = some[0][0].item
         if (
             is_pending
-            and is_whole
             and len(some) >= _BLOCK_ITEMS_MIN
-            and sum(map(len, texts)) <= _BLOCK_CHARS_MAX
             and block not in written
+            and [key.item for key, _ in some] == [*range(first, first + len(some))]
         ):
-            written.add(block)
-            # JSON texts contain no line break.
-            yield [block, "\n".join((str(first), *texts))]
-        else:
-            yield [
-                word
-                for (key, _), text in zip(some, texts, strict=True)
-                for word in (item_field(*key), text)
-            ]
+            # Each text is followed by a line break, and contains none.
+            texts = _JSON.encode_lines([item for _, item in some])
+            if len(texts) <= _BLOCK_BYTES_MAX:
+                written.add(block)
+                yield [block, f"{first}\n{texts[:-1].decode()}"]
+                continue
+        yield _own_fields(some)
 
 
-def _block_of(entry: tuple[ItemKey, Item]) -> tuple[str, bool]:
+def _block_of(entry: tuple[ItemKey, Item]) -> tuple[StepId, int, bool]:
     (step_id, index), item = entry
-    return f"b{index // BLOCK_ITEMS}:{step_id}", item.status is StepStatus.PENDING
+    return step_id, index // BLOCK_ITEMS, item.status is StepStatus.PENDING
 
 
 def _effect(effect: Effect) -> tuple[object, ...]:
