@@ -28,9 +28,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests that load the machine and judge times first.
+    """Put the tests that load the machine and judge times first, then those that take longest.
 
-    pytest-xdist gives the first eighth of the tests to the first of two workers, so these run one
-    after the other.
+    pytest-xdist gives the first tests to the first worker, so the ones that judge times run one
+    after the other. Long ones at the end would be left to one worker while the others have none.
     """
-    items.sort(key=lambda item: item.get_closest_marker("alone") is None)
+    items.sort(
+        key=lambda item: (item.get_closest_marker("alone") is None, "mutants" not in item.nodeid)
+    )

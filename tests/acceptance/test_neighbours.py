@@ -29,7 +29,7 @@ from tests.acceptance.stack import Kind, Stack
 from tests.conftest import SOAK
 
 pytestmark = pytest.mark.alone
-PASSES = ((3.0, 1), (6.0, 1), (12.0, 1)) if SOAK else ((0.5, 2), (1.2, 1), (2.5, 1))
+PASSES = ((3.0, 1), (6.0, 1), (12.0, 1)) if SOAK else ((0.5, 2), (1.2, 1), (2.5, 1), (2.5, 1))
 """For how long each pass measures, and how many neighbours at a time."""
 ALONE_S = 6.0 if SOAK else 1.0
 SLACK = 1.0 if SOAK else 1.5
@@ -52,15 +52,16 @@ async def test_a_quiet_tenant_does_not_notice_its_neighbours(kind: Kind) -> None
     with hostile_stack(kind) as stack:
         async with asyncio.timeout(WHOLE_S_MAX), street(stack) as beside:
             await beside.quiet.measure(0.5)
-            bound = Bound(await beside.alone(ALONE_S), slack=SLACK)
+            first = Bound(await beside.alone(ALONE_S), slack=SLACK)
             left = dict.fromkeys(CATALOGUE, "")
-            for seconds, at_once in PASSES:
-                left = {
-                    name: f"{left[name]}\n  in {seconds:g} s: {faults}"
-                    for names in _grouped(list(left), at_once)
-                    if (faults := await _harm(beside, bound, " ".join(names), seconds))
-                    for name in names
-                }
+            for number, (seconds, at_once) in enumerate(PASSES):
+                before, left = left, {}
+                for names in _grouped(list(before), at_once):
+                    # Again just before: a machine that others use too is not always as fast.
+                    bound = Bound(await beside.alone(ALONE_S), slack=SLACK) if number else first
+                    if faults := await _harm(beside, bound, " ".join(names), seconds):
+                        said = f"\n  in {seconds:g} s: {faults}"
+                        left |= {name: before[name] + said for name in names}
     assert not left, _report(left)
 
 

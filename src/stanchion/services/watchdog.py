@@ -243,8 +243,8 @@ class MemoryTrimmer:
             self._looks -= 1
             if self._looks % LOOKS_UNTIL_NEXT:
                 return
+        # Once: it holds the event loop. The next trim collects what finalizers have released.
         gc.collect()
-        gc.collect()  # what the finalizers of connections and tasks released
         await asyncio.to_thread(self._give_back)
         # What is still in use is the level from which further growth counts.
         self._level_bytes = self._resident()
