@@ -28,7 +28,7 @@ from stanchion.adapters.store.sqlite import (
 from stanchion.adapters.store.sqlite.file import open_writer
 from stanchion.adapters.system import ManualClock
 from stanchion.core.events import CancelRequested
-from stanchion.core.model import Instant, RunId, RunStatus, TenantId, place_of
+from stanchion.core.model import Instant, RunId, RunStatus, TenantId, Topic, place_of
 from stanchion.core.run import decide
 from stanchion.ports.records import (
     Admission,
@@ -260,6 +260,22 @@ def test_a_queue_that_counts_more_jobs_than_there_are_does_not_stop_the_ring() -
     leased = jobs.lease_jobs(world.db, "w", [TOPIC], max_jobs=1_000, ttl_ms=50)
     assert 0 < len(leased) < ready_now
     assert jobs.ready_topics(world.db) == {}
+    world.db.connection.close()
+
+
+@pytest.mark.parametrize("is_for_one", [False, True], ids=["all tenants", "one tenant"])
+def test_a_lease_takes_no_statement_for_a_topic_without_jobs(is_for_one: bool) -> None:
+    world = _World(_FEW)
+    tenant = world.leased.job.tenant if is_for_one else None
+    topics = [TOPIC, *(Topic(f"empty-{number}") for number in range(99))]
+    statements: list[str] = []
+    world.db.connection.trace_v2(
+        apsw.SQLITE_TRACE_STMT, lambda event: statements.append(str(event["sql"]))
+    )
+    assert jobs.lease_jobs(world.db, "w", topics, max_jobs=2, ttl_ms=50, tenant=tenant)
+    assert jobs.ready_tenants(world.db, topics, limit=2, tenant=tenant)
+    assert not jobs.lease_jobs(world.db, "w", topics[1:], max_jobs=2, ttl_ms=50, tenant=tenant)
+    assert len(statements) < 20
     world.db.connection.close()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -341,7 +341,7 @@ def ready_tenants(
 ) -> dict[TenantId, int]:
     """See ``ports.store.Jobs.ready_tenants``."""
     found: dict[TenantId, int] = {}
-    for topic in dict.fromkeys(topics):
+    for topic in _with_jobs(db, list(dict.fromkeys(topics))):
         if tenant is None:
             rows = db.every(SQL["ready_in_ring"], topic=topic, limit=limit + len(but_not))
         else:
@@ -390,6 +390,28 @@ class _Queue:
         return row
 
 
+def _queues(
+    db: Database, topics: Collection[Topic], tenant: TenantId | None, limit: int
+) -> Iterator[Row]:
+    """The queues of a tenant, or the next ``limit`` queues of each topic."""
+    if tenant is not None:
+        yield from db.every(SQL["queues_of_tenant"], topics=encode_text(topics), tenant=tenant)
+        return
+    for topic in _with_jobs(db, topics):
+        yield from db.every(SQL["head_of_ring"], topic=topic, limit=limit)
+
+
+def _with_jobs(db: Database, topics: Collection[Topic]) -> Collection[Topic]:
+    """Those of the topics that have a ready job, found by one statement.
+
+    A worker may ask for a hundred topics, and most of them have none.
+    """
+    if len(topics) <= 1:
+        return topics
+    found = db.every(SQL["topics_with_queues"], topics=encode_text(topics))
+    return [topic for (topic,) in found]
+
+
 class _Ring:
     """The order of the queues, in the rings of all requested topics.
 
@@ -406,16 +428,11 @@ class _Ring:
         self._moved: dict[TenantId, int] = {}
         self._empty: list[_Queue] = []
         self._count = 0
-        for topic in topics:
-            if tenant is None:
-                rows = db.every(SQL["head_of_ring"], topic=topic, limit=max_jobs)
-            else:
-                rows = db.every(SQL["queue_of_tenant"], topic=topic, tenant=tenant)
-            for row in rows:
-                queue = _Queue(*row)
-                self._queues.setdefault(queue.tenant, []).append(queue)
-                self._heap.append((queue.place, queue))
-                self._count += 1
+        for row in _queues(db, topics, tenant, max_jobs):
+            queue = _Queue(*row)
+            self._queues.setdefault(queue.tenant, []).append(queue)
+            self._heap.append((queue.place, queue))
+            self._count += 1
         heapq.heapify(self._heap)
 
     def __len__(self) -> int:

@@ -19,9 +19,14 @@ DELETE FROM queues WHERE topic = :topic AND tenant = :tenant
 SELECT turn, served, topic, tenant FROM queues
 WHERE topic = :topic ORDER BY turn, served LIMIT :limit
 
--- name: queue_of_tenant
--- Like head_of_ring, for one tenant.
-SELECT turn, served, topic, tenant FROM queues WHERE topic = :topic AND tenant = :tenant
+-- name: topics_with_queues
+-- Answers (topic): those of these topics, a JSON array, for which any job is ready.
+SELECT value FROM json_each(:topics) WHERE EXISTS (SELECT 1 FROM queues WHERE topic = value)
+
+-- name: queues_of_tenant
+-- Like head_of_ring, for one tenant and many topics, a JSON array.
+SELECT turn, served, topic, tenant FROM queues
+WHERE topic IN (SELECT value FROM json_each(:topics)) AND tenant = :tenant
 
 -- name: move_queues
 -- Moves a tenant's queues for these topics, a JSON array, to the tail of their rings.
