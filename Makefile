@@ -19,8 +19,13 @@ COMPILE = --universal --python-version 3.11 --generate-hashes --quiet --no-heade
 READY := $(VENV)/.ready-$(notdir $(PYTHON))
 
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses $(WORKERS)
-QUICK  := -m 'not soak and not bench and not chaos'
+QUICK  := -m 'not soak and not bench and not chaos and not alone'
+TIMED  := -m 'alone and not soak and not bench and not chaos'
 LONG   := -m 'not bench and not chaos'
+
+# Servers and commands are started hundreds of times by the tests: without cached bytecode each start
+# compiles the whole package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 SHELL         := bash
 .SHELLFLAGS   := -euo pipefail -c
@@ -45,7 +50,7 @@ serve: $(READY) ## run a server on http://127.0.0.1:8420; data in .stanchion
 	@$(BIN)/stanchion serve --data-dir .stanchion
 
 .PHONY: test
-test: check browser promtool test-core test-rest ## all checks and tests, about twelve minutes on two cores
+test: check browser promtool test-core test-timed test-rest ## all checks and tests, about twelve minutes on two cores
 	@$(BIN)/python -m tests.console.browser --report
 	@command -v promtool $(BIN)/promtool >/dev/null || \
 	    printf '\n!! no promtool: the unit tests of the alert rules were SKIPPED\n'
@@ -88,14 +93,18 @@ test-core: $(READY)
 	$(call heading,tests of the core with branch coverage)
 	@$(PYTEST) tests/core $(QUICK) --cov --cov-report=term
 
+# Beside other tests they would measure those.
+.PHONY: test-timed
+test-timed: $(READY)
+	$(call heading,tests that judge times: neighbours)
+	@$(BIN)/python -m pytest --quiet tests/acceptance/test_neighbours.py $(TIMED)
+	$(call heading,tests that judge times: drills and journeys through the console)
+	@$(PYTEST) --numprocesses 3 --dist loadgroup tests/drills tests/console $(TIMED)
+
 .PHONY: test-rest
 test-rest: $(READY)
 	$(call heading,tests of everything around the core)
-	@if [[ -n $$(find tests -name 'test_*.py' -not -path 'tests/core/*') ]]; then \
-	    $(PYTEST) tests --ignore=tests/core $(QUICK); \
-	else \
-	    echo 'none yet'; \
-	fi
+	@$(PYTEST) --dist worksteal tests --ignore=tests/core $(QUICK)
 
 .PHONY: sim
 sim: $(READY) ## simulate ten thousand days of faults, then every defect

@@ -20,7 +20,7 @@ class Answer(msgspec.Struct, frozen=True):
     body: bytes = b""
 
 
-_LOST: Final = Answer("lost")
+LOST: Final = Answer("lost")
 
 
 async def connect(url: str) -> Connection:
@@ -85,13 +85,13 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result(_LOST)
+            self._answer.set_result(LOST)
 
     async def ask(self, request: bytes) -> Answer:
         """Send a request and return its response; the status is ``lost`` if there is none."""
         assert self._transport is not None
         if self._transport.is_closing():
-            return _LOST
+            return LOST
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._answer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 
-import pytest
 from hypothesis import HealthCheck, settings
 
 SOAK = os.environ.get("STANCHION_TEST_SCALE") == "soak"
@@ -25,14 +24,3 @@ os.environ.pop("COLUMNS", None)
 # starts inherits that: the tests that press it would wait for nothing.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests that load the machine and judge times first, then those that take longest.
-
-    pytest-xdist gives the first tests to the first worker, so the ones that judge times run one
-    after the other. Long ones at the end would be left to one worker while the others have none.
-    """
-    items.sort(
-        key=lambda item: (item.get_closest_marker("alone") is None, "mutants" not in item.nodeid)
-    )

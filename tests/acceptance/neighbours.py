@@ -27,7 +27,7 @@ from typing import Any, Final, cast
 import msgspec
 import uvloop
 
-from bench.connection import Connection, connect
+from bench.connection import LOST, Connection, connect
 from tests.acceptance.workflows import HOLD
 
 __all__ = ["CATALOGUE", "Neighbour", "Spec", "Statuses"]
@@ -135,13 +135,19 @@ class Loud:
     # ── Preparing ────────────────────────────────────────────────────────────────────────────────
 
     async def call(self, request: bytes) -> Any:  # noqa: ANN401 - whatever the answer is
-        """One request, and the body of the answer, whatever its status."""
+        """One request, and the body of the answer, whatever its status.
+
+        It is sent again if the connection was closed: the server may not have noticed yet that the
+        hundreds of connections of the neighbour before are gone, and closes idle ones.
+        """
         async with asyncio.timeout(_CALL_S_MAX):
-            connection = await self.connection()
-            try:
-                answer = await connection.ask(request)
-            finally:
-                connection.close()
+            answer = LOST
+            while answer is LOST:
+                connection = await self.connection()
+                try:
+                    answer = await connection.ask(request)
+                finally:
+                    connection.close()
         return msgspec.json.decode(answer.body) if answer.body else {}
 
     async def apply(self, workflow_id: str, definition: object) -> None:
@@ -755,12 +761,13 @@ async def _main(spec: Spec) -> None:
     lines = _lines()
     async for line in lines:
         some = [known[name] for name in line.split()]
+        for loud in some:  # before any of them begins
+            await loud.register()
         loads = []
         for loud in some:
             loud.statuses.clear()
             loud.begun.clear()
             try:
-                await loud.register()
                 loads.append(asyncio.ensure_future(await CATALOGUE[loud.tenant].prepare(loud)))
             except (OSError, TimeoutError) as error:
                 _say({"begun": None, "fault": f"cannot prepare {loud.tenant}: {error!r}"})

@@ -19,6 +19,7 @@ from tests.console.scene import RESEARCH, WAIT, Scene, running_scene, sign_in, w
 
 pytestmark = [
     pytest.mark.alone,
+    pytest.mark.xdist_group("browser"),
     pytest.mark.skipif(
         found.find() is None, reason="THERE IS NO BROWSER: the browser tests did not run"
     ),

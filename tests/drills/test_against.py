@@ -15,7 +15,7 @@ from stanchion.drills.command import AGAINST
 from stanchion.drills.processes import ServerProcess, free_port
 from tests.drills.test_drills import drill
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.xdist_group("against")]
 KEY = "sk_admin_of-the-drills-0123456789abcdef"
 
 

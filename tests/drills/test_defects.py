@@ -13,7 +13,7 @@ import pytest
 from tests.drills.defects.sitecustomize import DEFECTS
 from tests.drills.test_drills import drill
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.xdist_group("defects")]
 FOLDER = Path(__file__).parent / "defects"
 AT_ONCE = 3
 FOUND_BY = [

@@ -15,9 +15,9 @@ from stanchion.sim.command import main, replay, run
 from stanchion.sim.scenario import PROFILES, FaultKind, PlannedFault, draw
 from stanchion.sim.world import play
 
-DAYS = 40
+DAYS = 20
 DRAWN = 120
-A_PART = 20
+A_PART = 5
 
 
 @pytest.mark.parametrize("first", range(0, DAYS, A_PART))
