@@ -487,3 +487,22 @@ async def test_a_replica_that_was_paused_leases_nothing_by_an_old_limit(world: W
     await asyncio.sleep(1.1)
     two.store.script("renew_tokens", pause)
     assert (await two.scheduler.renew("worker", _held(old))).renewed == ()
+
+
+@virtual
+@pytest.mark.parametrize("scope", LimitScope)
+async def test_a_lease_that_takes_long_is_not_made_by_the_limit_it_began_with(
+    world: World, scope: LimitScope
+) -> None:
+    """Found by the simulator: mixed, day 50346."""
+    one, two = world.add(terms=TERMS), world.add(terms=TERMS)
+    await _set(one, TopicLimit(id="llm", topics=("llm.*",), max_running=3, per=scope))
+    await _fan(world, one, 10)
+
+    async def lower() -> None:
+        """The replica hears of the change while its call is under way."""
+        await _set(one, TopicLimit(id="llm", topics=("llm.*",), max_running=1, per=scope))
+
+    two.store.script("ready_tenants", lower)
+    assert await _lease(two, max_jobs=2) == ()
+    assert len(await _lease(two, max_jobs=2)) == 1

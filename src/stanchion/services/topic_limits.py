@@ -292,9 +292,10 @@ class TopicLimitService:
 
         Topics with the same limits are asked for together; these groups take turns to be first.
         """
+        known = self.limits
         groups: dict[tuple[TopicLimit, ...], list[Topic]] = {}
         for topic in call.topics:
-            groups.setdefault(self.limits.covering(topic), []).append(topic)
+            groups.setdefault(known.covering(topic), []).append(topic)
         self._turn += 1
         ordered = [*groups.items()]
         first = self._turn % max(1, len(ordered))
@@ -306,7 +307,9 @@ class TopicLimitService:
                 break
             part = LeaseCall(call.worker_id, topics, left, call.tenant)
             try:
-                leased += await (self._lease_limited(part, limits) if limits else self._all(part))
+                leased += await (
+                    self._lease_limited(part, limits, known) if limits else self._all(part)
+                )
             except BackendError as error:
                 failed = failed or error  # the shard of a limit; other topics do not depend on it
         if failed is not None and not leased:
@@ -326,9 +329,9 @@ class TopicLimitService:
         )
 
     async def _lease_limited(
-        self, call: LeaseCall, limits: Sequence[TopicLimit]
+        self, call: LeaseCall, limits: Sequence[TopicLimit], known: TopicLimits
     ) -> Sequence[LeasedJob]:
-        """Lease jobs of topics that all have the same limits."""
+        """Lease jobs of topics that all have the same limits, which are of those ``known``."""
         per_tenant = [limit for limit in limits if limit.per is LimitScope.TENANT]
         shared = [limit.pool(_NOBODY) for limit in limits if limit.per is LimitScope.DEPLOYMENT]
         if any(self._is_closed(pool) for pool in shared):
@@ -338,7 +341,9 @@ class TopicLimitService:
                 call.topics, limit=call.max_jobs, tenant=call.tenant
             )
             wanted = min(call.max_jobs, sum(ready.values()))
-            return await self._lease_with(replace(call, max_jobs=wanted), shared) if wanted else ()
+            if not wanted:
+                return ()
+            return await self._lease_with(replace(call, max_jobs=wanted), shared, known)
         leased: list[LeasedJob] = []
         for _ in range(_ROUNDS_MAX):
             left = call.max_jobs - len(leased)
@@ -350,6 +355,7 @@ class TopicLimitService:
                 self._lease_with(
                     LeaseCall(call.worker_id, call.topics, count, tenant),
                     [limit.pool(tenant) for limit in limits],
+                    known,
                 )
                 for tenant, count in shares.items()
             ]
@@ -389,12 +395,17 @@ class TopicLimitService:
                 break
         return found
 
-    async def _lease_with(self, call: LeaseCall, pools: Sequence[TokenPool]) -> Sequence[LeasedJob]:
-        """Take tokens of every pool, and lease as many jobs as there are tokens."""
+    async def _lease_with(
+        self, call: LeaseCall, pools: Sequence[TokenPool], known: TopicLimits
+    ) -> Sequence[LeasedJob]:
+        """Take tokens of every pool, and lease as many jobs as there are tokens.
+
+        The pools are of the limits ``known`` when the call began: it may have taken long since.
+        """
         nonce = self._entropy.token()
         tokens: tuple[str, ...] = tuple(f"{nonce}/{place}" for place in range(call.max_jobs))
         taken: list[TokenPool] = []
-        until, limits = None, self.limits
+        until = None
         try:
             for pool in pools:
                 taken.append(pool)
@@ -405,7 +416,7 @@ class TopicLimitService:
                 until = min(not_after(grant.at), until or not_after(grant.at))
                 if not tokens:
                     return ()
-            if not await self._is_in_force(limits):
+            if not await self._is_in_force(known):
                 await self._release(dict.fromkeys(taken, tokens), is_unused=True)
                 return ()
         except BaseException:
