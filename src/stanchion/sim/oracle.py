@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -116,6 +116,8 @@ class RateRecord:
     ledger: Ledger
     rates: Mapping[str, float]
     _times: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    _all: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Those too that a failover may have lost: they may be the reason of a refusal."""
 
     def watch(self) -> None:
         """Observe the store."""
@@ -125,15 +127,19 @@ class RateRecord:
         admission: Admission = seen.arguments[0]
         tenant = str(admission.run.tenant)
         per_s, ledger = self.rates.get(tenant), self.ledger
-        if not admission.is_rate_limited or per_s is None or ledger.is_after_failover():
+        if not admission.is_rate_limited or per_s is None:
             return
         now, times = ledger.store.clock.now(), self._times[tenant]
+        if isinstance(seen.answer, Admitted):
+            self._all[tenant].append(now)
+        if ledger.is_after_failover():
+            return
         if isinstance(seen.answer, Admitted):
             times.append(now)
             said = must.within_rate(tenant, times, per_s)
             ledger.history.check("single jobs within their rate", said)
         elif isinstance(seen.answer, RateExceeded):
-            said = must.throttled_with_reason(tenant, times, now, per_s)
+            said = must.throttled_with_reason(tenant, self._all[tenant], now, per_s)
             ledger.history.check("single jobs within their rate", said)
 
 
@@ -309,6 +315,8 @@ class EscalationRecord:
     process: Process
     clock: LoopClock
     service: EscalationService
+    latch: Callable[[], object]
+    """The latch that the store keeps: every replica obeys it, whatever its own counts are."""
     _events: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_EVENTS_KEPT))
     """When, how many fallbacks, how many duplicates."""
     _since: int = 0
@@ -390,7 +398,7 @@ class EscalationRecord:
     def _restart_if_changed(self, now: int, slice_ms: int) -> None:
         """Begin anew if the replica may have counted otherwise.
 
-        After a pause, a set clock, other rules or an order, two windows must pass.
+        After a pause, a set clock, other rules, an order or a latch, two windows must pass.
         """
         service = vars(self.service)
         fixed = (
@@ -398,6 +406,7 @@ class EscalationRecord:
             self.clock.step_ms,
             service["_settings"](),
             service["_obeyed"],
+            self.latch(),
         )
         if fixed != self._fixed:
             self._fixed = fixed

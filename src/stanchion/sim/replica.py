@@ -137,8 +137,13 @@ class Replica:
         )
         self.services = self.engine.services
         self.app = make_app(self.services)
+        store = place.ledger.store
         self.escalation = EscalationRecord(
-            place.ledger.history, self.process, self.clock, self.services.escalating
+            place.ledger.history,
+            self.process,
+            self.clock,
+            self.services.escalating,
+            lambda: store.real.state.documents.get("escalation", {}).get("latch"),
         )
         self._watch_counts()
         self._watch(vars(self.engine)["_leasing"])
