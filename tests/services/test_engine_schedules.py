@@ -128,6 +128,33 @@ async def test_a_run_that_starts_after_its_tick_was_given_up_is_recorded(world: 
 
 
 @virtual
+async def test_two_replicas_do_not_both_take_over_the_tick_of_a_dead_one(world: World) -> None:
+    """Found by the simulator (mixed, day 52038): one was refused, the other had its run."""
+    dead = world.add()
+    await world.define(ONE)
+    await put(dead, every_s=5, overlap=Overlap.ALLOW)
+    await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=0))
+    dead.on_call(lambda call, _is_done: dead.kill() if call == "admit" else None)
+    await asyncio.sleep(6)
+    refused, doomed = world.add(), world.add()
+
+    async def make_room() -> None:
+        await asyncio.sleep(1)  # the other one is refused meanwhile
+        await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=10))
+
+    def kill(call: str, is_done: bool) -> None:
+        if call == "admit" and is_done:
+            doomed.kill()  # the run is admitted, and its schedule's document is not written
+
+    doomed.store.script("admit", make_room)
+    doomed.on_call(kill)
+    await asyncio.sleep(12)
+    schedule = await refused.services.schedules.get(ACME, "s")
+    assert schedule is not None
+    assert len(schedule.runs) == len(await runs(world)) > 0
+
+
+@virtual
 async def test_a_paused_replica_with_an_old_view_starts_nothing_twice(world: World) -> None:
     one = world.add()
     await world.define(ONE)

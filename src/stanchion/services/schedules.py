@@ -311,8 +311,9 @@ class ScheduleService:
             if known != tick or now - since < TRIAL_MS:
                 self._wake_at[name] = Instant(now + RETRY_MS)
                 return
-        elif tick > schedule.handled:
-            # Each time: another replica may have given it up since it was refused here.
+        if tick > schedule.handled:
+            # Each time: another replica may have given it up since it was refused here, or still
+            # try it. What that one writes afterwards must find a newer revision.
             schedule = with_trial(schedule, tick)
             written = await self._write(name, schedule, revision)
             if written is None:
