@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,10 +13,12 @@ import pytest
 from msgspec.structs import replace
 
 from stanchion.adapters.system import SystemClock, SystemEntropy
-from stanchion.core.model import TenantId, make_run_id
+from stanchion.core.model import Instant, RunId, TenantId, make_run_id
 from stanchion.core.transition import TimelineEntry, Transition
 from stanchion.gateway import GatewayOptions, cursors
-from stanchion.ports.records import Tenant
+from stanchion.gateway.routes import events
+from stanchion.ports.records import FeedEntry, Tenant
+from stanchion.services.waiters import FeedPage
 from tests.contract.builders import WITHIN_MS, admission
 from tests.gateway.asgi import opened
 from tests.gateway.house import ADMIN, House, bearer, opened_house
@@ -285,3 +289,39 @@ async def _outlived(house: House) -> str:
         begun = Transition(status=other.status, timeline=(line,))
         await house.store.admit(replace(wanted, run=other, transition=begun), within_ms=WITHIN_MS)
     return run_id
+
+
+async def test_streams_that_replay_much_take_turns_to_encode_and_live_ones_do_not_wait() -> None:
+    encoded = 0
+
+    @contextmanager
+    def measured(_tenant: TenantId) -> Iterator[None]:
+        nonlocal encoded
+        encoded += 1
+        yield
+
+    state = SimpleNamespace(replays=asyncio.Lock(), work=SimpleNamespace(measured=measured))
+    call: Any = SimpleNamespace(
+        state=state, tenant=TenantId("acme"), query=SimpleNamespace(run_id=None)
+    )
+    seal: Any = SimpleNamespace(seal=str)
+
+    def rendering(lines: int) -> asyncio.Task[list[bytes]]:
+        line = TimelineEntry(Instant(0), "step_started", "stanchion")
+        page = FeedPage((FeedEntry("1", RunId("r"), (line,) * lines),))
+        return asyncio.create_task(events._rendered(call, page, seal, tells_gaps=False))  # noqa: SLF001 - it is about turns of the loop
+
+    replays, live = [rendering(500) for _ in range(10)], rendering(2)
+    highest = 0
+    while not all(each.done() for each in replays):
+        before = encoded
+        await asyncio.sleep(0)
+        if live.done():
+            highest = max(highest, encoded - before)
+        else:
+            assert encoded < 10
+    assert highest == 1
+    assert [len(b"".join(await each).split(b"\n\n")) - 1 for each in (*replays, live)] == [
+        *[500] * 10,
+        2,
+    ]

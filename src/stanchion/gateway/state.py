@@ -56,6 +56,8 @@ class GatewayState:
         self.answers = LargeAnswers(options.answers_bytes_max)
         self.load = Load(options, services.registry, services.entropy.unit)
         self.heavy = HeavyRequests(self.load)
+        self.replays = asyncio.Lock()
+        """Held while a stream encodes a part of old events."""
         self.deadlines = Deadlines(sweep_s=_SWEEP_S)
         self.readiness = Readiness(services)
         _describe_process(services.registry, services.clock)

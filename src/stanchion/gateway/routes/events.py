@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain, islice
 from typing import Final
@@ -41,7 +42,9 @@ _PAGE_MIN: Final = 1
 _PAGE_MAX: Final = 64
 """Commits in one read of the feed; fewer, if those of the last read had many lines."""
 _PAGE_LINES: Final = 1_000
-_PART_LINES: Final = 250
+_PART_LINES: Final = 100
+_LIVE_LINES: Final = 20
+"""A page with more lines is replayed: live events are a few at a time."""
 """Lines that are encoded at once, and sent in one part."""
 _OVER_MS_MAX: Final = 1_000
 """How long a stream of a tenant that is over its share pauses before each part."""
@@ -230,7 +233,8 @@ async def _rendered(
 ) -> list[bytes]:
     """Encode the page's events in parts, for all streams at its position.
 
-    Each part is charged to the tenant, and followed by a pause for the event loop.
+    Each part is charged to the tenant, and followed by a pause for the event loop. Streams that
+    replay much take turns: in each iteration of the loop only one of them encodes a part.
     """
     run_id = call.query.run_id
 
@@ -242,14 +246,16 @@ async def _rendered(
             yield from _lines(entry, seal)
 
     lines = chain.from_iterable(map(lines_of, page.entries))
+    is_replay = sum(len(each.entries) for each in page.entries) > _LIVE_LINES
     parts: list[bytes] = []
     while True:
-        with call.state.work.measured(call.tenant):
-            part = b"".join(islice(lines, _PART_LINES))
-        if not part:
-            return parts
-        parts.append(part)
-        await asyncio.sleep(0)
+        async with call.state.replays if is_replay else nullcontext():
+            with call.state.work.measured(call.tenant):
+                part = b"".join(islice(lines, _PART_LINES))
+            if not part:
+                return parts
+            parts.append(part)
+            await asyncio.sleep(0)
 
 
 def _lines(entry: FeedEntry, seal: CursorSeal) -> Iterator[bytes]:
