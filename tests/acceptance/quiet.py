@@ -4,7 +4,8 @@
 
 prints a table in Markdown: for each neighbour of the catalogue p50 and p99 of the quiet tenant
 beside it, in brackets its p99 alone just before, how long ``/livez`` took at the worst, refusals,
-and how much longer the servers took because other processes had the cores.
+and how much longer the servers took because other processes had the cores. A row during which the
+host of a virtual machine took the cores away is measured again.
 
 The quiet tenant's rounds (start, read, list, cancel) begin at fixed times, whether or not earlier
 ones have been answered, so that a server that does not answer for a while delays all requests of
@@ -43,6 +44,11 @@ ANSWER_S_MAX: Final = 10.0
 LIVENESS_EVERY_S: Final = 0.05
 OWN_STARVATION: Final = 1.5
 """What the processes of a test cause themselves on two cores: more is the work of others."""
+STOLEN_STRETCH: Final = 20.0
+STOLEN_STRETCH_MAX: Final = 8.0
+STOLEN_MAX: Final = 0.02
+"""With more of the time stolen, a row of the table is measured again."""
+_TRIES_MAX: Final = 6
 FILES_MAX: Final = 1_024
 """What a server may open, unless it raises the limit: the usual one of a shell."""
 _BEGIN_S_MAX: Final = 60.0
@@ -62,6 +68,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """How late the caller itself woke up, p99: its own wait for a core, not the server's."""
     starvation: float = 1.0
     """How much longer the servers' work took because other processes had the cores."""
+    stolen: float = 0.0
+    """The share of the machine's time that the host of a virtual machine gave to others."""
 
     @property
     def p50_ms(self) -> float:
@@ -88,9 +96,15 @@ class Bound(msgspec.Struct, frozen=True):
     slack: float = 1.0
     """For the p99 of few requests, which is the worst or the second worst of them."""
 
+    @staticmethod
+    def _stretch(seen: Seen) -> float:
+        """Of all bounds: a host that takes the cores away does so for tens of milliseconds."""
+        return min(STOLEN_STRETCH_MAX, 1 + STOLEN_STRETCH * seen.stolen)
+
     def p99_ms_max(self, seen: Seen) -> float:
         """The bound, stretched if server and caller waited longer for a core than alone."""
         bound_ms = self.slack * max(self.p99_ms, self.ratio_max * self.alone.p99_ms)
+        bound_ms *= self._stretch(seen)
         own = min(OWN_STARVATION, self.alone.starvation)
         starved = min(self.starvation_max, max(1.0, seen.starvation / own))
         return bound_ms * starved + 2 * max(0.0, seen.own_lag_ms - self.alone.own_lag_ms)
@@ -103,7 +117,8 @@ class Bound(msgspec.Struct, frozen=True):
         p99_ms_max = self.p99_ms_max(seen)
         if seen.p99_ms > p99_ms_max:
             found.append(f"p99 {seen.p99_ms:.0f} ms, at most {p99_ms_max:.0f}")
-        if seen.liveness_max_ms > self.liveness_ms_max * max(1.0, seen.starvation):
+        liveness_ms_max = self.liveness_ms_max * max(1.0, seen.starvation) * self._stretch(seen)
+        if seen.liveness_max_ms > liveness_ms_max:
             found.append(f"/livez took {seen.liveness_max_ms:.0f} ms")
         return found
 
@@ -221,9 +236,15 @@ class Street:
     async def alone(self, seconds: float) -> Seen:
         """Measure the quiet tenant without a neighbour."""
         before = [replica.processor_ns() for replica in self._stack.replicas]
+        stolen_before = _stolen()
         seen = await self.quiet.measure(seconds)
         after = [replica.processor_ns() for replica in self._stack.replicas]
-        return msgspec.structs.replace(seen, starvation=max(map(starvation, before, after)))
+        stolen, passed = (now - was for was, now in zip(stolen_before, _stolen(), strict=True))
+        return msgspec.structs.replace(
+            seen,
+            starvation=max(map(starvation, before, after)),
+            stolen=stolen / passed if passed else 0.0,
+        )
 
     async def beside(self, names: str, seconds: float) -> Seen:
         """Measure the quiet tenant beside a neighbour, or several with a space between names."""
@@ -271,6 +292,12 @@ async def street(stack: Stack) -> AsyncIterator[Street]:
     quiet.close()
 
 
+def _stolen() -> tuple[int, int]:
+    """The time that the host took from this machine so far, and all time, in ticks of all cores."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text(encoding="ascii").split()[1:9]]
+    return ticks[-1], sum(ticks)
+
+
 def _percentile(values: Sequence[float], part: float) -> float:
     ordered = sorted(values)
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else math.inf
@@ -283,21 +310,32 @@ async def _table(kind: Kind, names: Sequence[str], seconds: float) -> str:
     """Measure each neighbour on a stack of its own, so that none suffers from an earlier one."""
     rows = [_HEAD]
     for name in names:
-        with hostile_stack(kind) as stack:
-            async with street(stack) as beside:
-                await beside.quiet.measure(0.5)
-                bound = Bound(await beside.alone(2.0))
-                seen = await beside.beside(name, seconds)
+        bound, seen = await _row(kind, name, seconds)
+        for _ in range(_TRIES_MAX - 1):
+            if seen.stolen <= STOLEN_MAX:
+                break
+            again = await _row(kind, name, seconds)
+            bound, seen = min((bound, seen), again, key=lambda pair: pair[1].stolen)
         # On a machine of its own: nothing is forgiven.
         plain = msgspec.structs.replace(bound, starvation_max=1.0)
-        faults = "; ".join(plain.faults(msgspec.structs.replace(seen, own_lag_ms=0.0)))
+        as_is = msgspec.structs.replace(seen, own_lag_ms=0.0, stolen=0.0)
+        faults = "; ".join(plain.faults(as_is))
         rows.append(
             f"| `{name}` | {CATALOGUE[name].says} | {seen.p50_ms:.1f} / {seen.p99_ms:.1f}"
             f" ({bound.alone.p99_ms:.1f}) | {seen.liveness_max_ms:.0f} |"
             f" {sum(seen.refusals.values())} | {seen.starvation:.1f} |\n"
         )
-        sys.stderr.write(f"{name}: {faults or 'ok'}; it was answered {seen.statuses}\n")
+        stolen = f"{seen.stolen:.1%} stolen"
+        sys.stderr.write(f"{name}: {faults or 'ok'}; {stolen}; answered {seen.statuses}\n")
     return "".join(rows)
+
+
+async def _row(kind: Kind, name: str, seconds: float) -> tuple[Bound, Seen]:
+    with hostile_stack(kind) as stack:
+        async with street(stack) as beside:
+            await beside.quiet.measure(0.5)
+            bound = Bound(await beside.alone(2.0))
+            return bound, await beside.beside(name, seconds)
 
 
 _PAGE: Final = Path("docs/explanation/neighbours.md")

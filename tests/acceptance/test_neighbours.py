@@ -6,9 +6,10 @@ quiet tenant is refused nothing, its p99 stays within three times of what it is 
 
 ``make test`` puts two of them beside it at a time: what does no harm together does none alone. A
 p99 of a hundred requests is the second worst, and a busy machine can make two requests late by
-itself. So the bound is stretched if the servers waited longer for a core than alone, and neighbours
-that seem to do harm are measured again after all others, one at a time and for longer: a stall of
-the server comes back each time, a pause of the machine does not. A refusal is never forgiven.
+itself. So the bound is stretched if the servers waited longer for a core than alone, or if the host
+of a virtual machine took its cores away, and neighbours that seem to do harm are measured again
+after all others, one at a time and for longer: a stall of the server comes back each time, a pause
+of the machine does not. A refusal is never forgiven.
 
 One neighbour by itself: ``python -m tests.acceptance.quiet sqlite NAME``. What a server keeps of
 its memory after a storm of all of them, in ten minutes: ``pytest -m soak -k memory`` of this file.

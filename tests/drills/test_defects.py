@@ -30,16 +30,16 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("defects")
 
 
+def _run(name: str, defect: str, out: Path) -> CompletedProcess[str]:
+    arguments = (name, "--quick", "--out", str(out / name))
+    return drill(*arguments, PYTHONPATH=str(FOLDER), DRILL_DEFECT=defect)
+
+
 @pytest.fixture(scope="module")
 def ended(out: Path) -> Mapping[str, CompletedProcess[str]]:
-    """Three at a time: they wait most of the time, and find the defect on a busy machine too."""
-
-    def run(name: str, defect: str) -> CompletedProcess[str]:
-        arguments = (name, "--quick", "--out", str(out / name))
-        return drill(*arguments, PYTHONPATH=str(FOLDER), DRILL_DEFECT=defect)
-
+    """Three at a time: they wait most of the time."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        started = {name: pool.submit(run, name, defect) for name, defect, _ in FOUND_BY}
+        started = {name: pool.submit(_run, name, defect, out) for name, defect, _ in FOUND_BY}
         return {name: each.result() for name, each in started.items()}
 
 
@@ -52,6 +52,9 @@ def test_a_drill_finds_the_defect_it_is_for(
     name: str, defect: str, promise: str, out: Path, ended: Mapping[str, CompletedProcess[str]]
 ) -> None:
     done = ended[name]
+    if f"BROKEN  {promise}:" not in done.stdout:
+        # On a busy machine the load may have been too small to show it.
+        done = _run(name, defect, out)
     assert done.returncode == 1, f"{defect}: {done.stdout}{done.stderr}"
     assert "sitecustomize" not in done.stderr, "the defect is not there"
     assert f"BROKEN  {promise}:" in done.stdout

@@ -20,6 +20,7 @@ from stanchion.drills.verdict import TIMED
 
 pytestmark = pytest.mark.alone
 QUICK_S_MAX = 60.0
+TRIES_MAX = 4
 MEMBERS = {
     "drill",
     "verdict",
@@ -51,10 +52,12 @@ def _plain(environ: Mapping[str, str]) -> dict[str, str]:
 def test_a_quick_drill_holds_and_writes_its_report(name: str, tmp_path: Path) -> None:
     arguments = (name, "--quick", "--seed", "7", "--out", str(tmp_path), "-o", "json")
     done = drill(*arguments)
-    if done.returncode == 1:
+    for _ in range(TRIES_MAX - 1):
+        if done.returncode != 1:
+            break
         broken = {each["id"] for each in json.loads(done.stdout)["promises"] if not each["holds"]}
         assert broken <= TIMED, done.stdout
-        # On a busy machine a promise about time may be broken once; a defect breaks it each time.
+        # On a busy machine a promise about time may be broken; a defect breaks it each time.
         done = drill(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     report: dict[str, Any] = json.loads((tmp_path / name / "report.json").read_bytes())

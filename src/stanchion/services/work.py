@@ -55,7 +55,7 @@ TENANTS_MAX: Final = 10_000
 WAITING_MAX: Final = 16
 """Calls of one tenant that wait for the worker thread."""
 LOOP_WORK_MAX: Final = 15_000
-"""Work of one decision on the event loop, in units of ``cel.budget``: up to 15 ms, of comparisons."""
+"""Work of one decision on the event loop, in units of ``cel.budget``: up to 15 ms."""
 _EFFECT_S: Final = 15e-6
 """Processor time of the store for each effect of a decision, estimated."""
 _FREE_EFFECTS: Final = 100
