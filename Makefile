@@ -21,7 +21,6 @@ READY := $(VENV)/.ready-$(notdir $(PYTHON))
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses $(WORKERS)
 QUICK  := -m 'not soak and not bench and not chaos and not alone'
 TIMED  := -m 'alone and not soak and not bench and not chaos'
-LONG   := -m 'not bench and not chaos'
 
 # Servers and commands are started hundreds of times by the tests: without cached bytecode each start
 # compiles the whole package again.
@@ -137,7 +136,9 @@ soak: $(READY) ## all tests at full scale, then mutation tests; takes long
 	@$(BIN)/python -m pip --quiet install --no-deps --require-hashes \
 	    --requirement $(EXAMPLES_LOCK)
 	$(call heading,all tests at full scale)
-	@STANCHION_TEST_SCALE=soak $(PYTEST) tests $(LONG)
+	@STANCHION_TEST_SCALE=soak $(PYTEST) --dist worksteal tests -m 'not bench and not chaos and not alone'
+	$(call heading,tests that judge times at full scale)
+	@STANCHION_TEST_SCALE=soak $(BIN)/python -m pytest --quiet tests -m 'alone and not bench and not chaos'
 	$(call heading,mutation run over the decisions of the core)
 	@rm -rf mutants
 	@STANCHION_TEST_SCALE=mutation $(BIN)/mutmut run --max-children $(WORKERS)
