@@ -71,6 +71,17 @@ def test_a_tenant_over_its_share_is_refused_until_it_has_recovered() -> None:
     bench.budget.check(ACME)
 
 
+def test_short_pieces_of_work_are_added_up_and_none_is_lost() -> None:
+    bench = Bench()
+    for _ in range(10_000):
+        bench.budget.charge(ACME, 0.000_3)
+    assert bench.metric("seconds", "acme") == pytest.approx(3.0, abs=0.001)
+    with pytest.raises(TenantOverloaded):
+        bench.budget.check(ACME)
+    bench.budget.charge(ACME, 0.000_1)  # over its share, at once
+    assert bench.metric("seconds", "acme") == pytest.approx(3.0001, abs=0.000_01)
+
+
 @pytest.fixture
 def _usual_turns() -> Iterator[None]:
     before_s = sys.getswitchinterval()

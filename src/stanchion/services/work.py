@@ -62,6 +62,8 @@ _FREE_EFFECTS: Final = 100
 """Effects of one decision that are not charged: an ordinary decision has a few."""
 _SHORT_S: Final = 0.000_5
 """Pieces of work that took less are measured by the wall clock."""
+_COUNTED_S: Final = 0.001
+"""What a tenant within its share used is charged when it is as much as this."""
 _READ_EVERY_S: Final = 0.005
 """The processor time of a busy event loop is read at least this often."""
 _PIECE_S: Final = 0.005
@@ -201,8 +203,16 @@ class TenantWorkBudget:
         return self.allowance.wait_ms(account.full_at_ms, now_ms=self._clock.moment())
 
     def charge(self, tenant: TenantId, seconds: float) -> None:
-        """Charge processor time, measured or estimated, to a tenant."""
+        """Charge processor time, measured or estimated, to a tenant.
+
+        Short pieces are added up first: every start has two.
+        """
         account = self._accounts.get(tenant)
+        if account is not None and account.is_within:
+            account.uncounted_s = seconds = account.uncounted_s + seconds
+            if seconds < _COUNTED_S:
+                return
+            account.uncounted_s = 0.0
         if account is None:
             label = self._labels.tenant(tenant)
             account = _Account(self._seconds.labels(tenant=label).inc)
@@ -283,11 +293,12 @@ class _Measured:
 
 
 class _Account:
-    __slots__ = ("count", "full_at_ms", "is_within")
+    __slots__ = ("count", "full_at_ms", "is_within", "uncounted_s")
 
     def __init__(self, count: Callable[[float], None]) -> None:
         self.count = count
         self.full_at_ms = 0.0
+        self.uncounted_s = 0.0
         self.is_within = True
         """Whether the tenant was within its share when it was last charged: then it still is."""
 
