@@ -430,11 +430,13 @@ class World:
                 replica.process.begin(self._settle_letter(replica, letter_id))
 
     async def _set_limit(self, replica: Replica, limit: TopicLimit) -> None:
+        is_low = limit.max_running in {1, 2}
+        self._is_limited = self._is_limited or is_low  # also if there is no answer
         with suppress(BackendError):
             entry = AuditEntry(action="limit.put", actor="admin", subject=f"limit/{limit.id}")
             await replica.services.limits.put(limit, entry)
             self.history.tell(f"person limits {limit.id} to {limit.max_running}")
-            self._is_limited = limit.max_running in {1, 2}
+            self._is_limited = is_low
 
     async def _settle_letter(self, replica: Replica, letter_id: str) -> None:
         # Chosen by the id, so that a repeat after an error does the same. Events are not
