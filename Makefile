@@ -6,7 +6,7 @@
 
 PYTHON  ?= python3
 UV      ?= uv
-# Four, because many tests wait: on two cores the suite must finish in twelve minutes.
+# Four, because many tests wait: on two quiet cores the suite must finish in twelve minutes.
 WORKERS ?= 4
 
 VENV  := .venv
@@ -49,7 +49,7 @@ serve: $(READY) ## run a server on http://127.0.0.1:8420; data in .stanchion
 	@$(BIN)/stanchion serve --data-dir .stanchion
 
 .PHONY: test
-test: check browser promtool test-core test-timed test-rest ## all checks and tests, about twelve minutes on two cores
+test: check browser promtool test-core test-timed test-rest ## all checks and tests, 12 to 17 minutes on two cores
 	@$(BIN)/python -m tests.console.browser --report
 	@command -v promtool $(BIN)/promtool >/dev/null || \
 	    printf '\n!! no promtool: the unit tests of the alert rules were SKIPPED\n'
