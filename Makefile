@@ -98,7 +98,8 @@ test-timed: $(READY)
 	$(call heading,tests that judge times: neighbours)
 	@$(BIN)/python -m pytest --quiet tests/acceptance/test_neighbours.py $(TIMED)
 	$(call heading,tests that judge times: drills and journeys through the console)
-	@$(PYTEST) --numprocesses 3 --dist loadgroup tests/drills tests/console $(TIMED)
+	@$(PYTEST) --numprocesses 3 --dist loadgroup $(TIMED) \
+	    $$(grep -rl --include='test_*.py' 'mark\.alone' tests | grep -v test_neighbours)
 
 .PHONY: test-rest
 test-rest: $(READY)

@@ -761,17 +761,16 @@ async def _main(spec: Spec) -> None:
     lines = _lines()
     async for line in lines:
         some = [known[name] for name in line.split()]
-        for loud in some:  # before any of them begins
-            await loud.register()
         loads = []
-        for loud in some:
-            loud.statuses.clear()
-            loud.begun.clear()
-            try:
+        try:
+            for loud in some:  # before any of them begins
+                await loud.register()
+            for loud in some:
+                loud.statuses.clear()
+                loud.begun.clear()
                 loads.append(asyncio.ensure_future(await CATALOGUE[loud.tenant].prepare(loud)))
-            except (OSError, TimeoutError) as error:
-                _say({"begun": None, "fault": f"cannot prepare {loud.tenant}: {error!r}"})
-                break
+        except (OSError, TimeoutError) as error:
+            _say({"begun": None, "fault": f"cannot prepare {line}: {error!r}"})
         else:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_BEGIN_S_MAX):
