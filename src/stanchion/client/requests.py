@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -124,9 +125,19 @@ def decoder_of(kind: type[T]) -> Callable[[HttpReply], T]:
     """A decoder for responses of this kind."""
 
     def read(reply: HttpReply) -> T:
-        return msgspec.json.decode(reply.body, type=kind)
+        decoder: msgspec.json.Decoder[T] | None = _DECODERS.get(kind)
+        if decoder is None:
+            with _MAKING:
+                decoder = _DECODERS[kind] = msgspec.json.Decoder(kind)
+        return decoder.decode(reply.body)
 
     return read
+
+
+_DECODERS: Final[dict[type, msgspec.json.Decoder[Any]]] = {}
+_MAKING: Final = threading.Lock()
+"""Decoders are made by one thread at a time: msgspec crashes (SIGSEGV) if a thread decodes a type
+that another one has not finished preparing."""
 
 
 def any_json(reply: HttpReply) -> JsonValue:

@@ -88,10 +88,13 @@ class _Problem(msgspec.Struct, frozen=True):
     code: str | None = None
 
 
+_PROBLEM: Final = msgspec.json.Decoder(_Problem)
+
+
 def _code_of(reply: HttpReply) -> str | None:
     """The code of a server's refusal; ``None`` if something else has answered."""
     try:
-        return msgspec.json.decode(reply.body, type=_Problem).code
+        return _PROBLEM.decode(reply.body).code
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
