@@ -27,6 +27,7 @@ from stanchion.core.queue import (
     FairQueue,
     OnFull,
     QueueRequest,
+    SlotUse,
     estimate_s,
     frees_key,
 )
@@ -185,22 +186,46 @@ def test_a_run_that_waits_is_cancelled_and_not_started() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends_s", "position", "now_s", "expected"),
+    ("ended_s", "held_s", "position", "now_s", "expected"),
     [
-        ([], 1, 100, None),
-        ([90], 1, 100, None),
-        ([80, 90], 1, 91, 10.0),
-        ([90, 80], 3, 91, 30.0),
-        ([80, 90], 2, 120, 40.0),  # the next end is overdue
-        ([90, 90], 5, 90, 0.0),
-        (list(range(100)), 2, 99, 2.0),
+        ([], [90], 1, 100, None),
+        ([(80, 90)], [90], 1, 100, None),
+        ([(70, 80), (80, 90)], [], 1, 100, None),  # nothing holds a slot: its cap is 0
+        # One slot, and runs of ten seconds that waited for each other.
+        ([(70, 80), (70, 90)], [70], 1, 91, 9.0),
+        ([(70, 90), (70, 80)], [70], 3, 91, 29.0),
+        # After an idle time, runs do not seem slow.
+        ([(0, 10), (40, 50)], [700], 1, 700, 10.0),
+        ([(0, 10), (40, 50)], [700], 2, 704, 16.0),
+        # A run that takes longer than usual takes as much longer again.
+        ([(70, 80), (70, 90)], [70], 1, 120, 20.0),
+        # Two slots that were taken one after the other.
+        ([(0, 10), (2, 12)], [100, 105], 1, 106, 4.0),
+        ([(0, 10), (2, 12)], [100, 105], 2, 106, 9.0),
+        ([(0, 10), (2, 12)], [100, 105], 3, 106, 14.0),
+        ([(90, 90), (90, 90)], [90], 5, 90, 0.0),
+        ([(90, 89), (90, 90)], [95], 1, 90, 0.0),  # the time of day was set back
+        ([(each, each + 1) for each in range(100)], [99], 2, 100, 2.0),
     ],
 )
-def test_an_estimate_is_made_from_the_last_ends(
-    ends_s: list[int], position: int, now_s: int, expected: float | None
+def test_an_estimate_is_made_from_the_last_runs_and_those_under_way(
+    ended_s: list[tuple[int, int]],
+    held_s: list[int],
+    position: int,
+    now_s: int,
+    expected: float | None,
 ) -> None:
-    ends = [Instant(each * 1000) for each in ends_s]
-    assert estimate_s(ends, position=position, now=Instant(now_s * 1000)) == expected
+    ended = [SlotUse(Instant(began * 1000), Instant(end * 1000)) for began, end in ended_s]
+    held = [Instant(each * 1000) for each in held_s]
+    slots = max(1, len(held))
+    now = Instant(now_s * 1000)
+    assert estimate_s(ended, held, slots=slots, position=position, now=now) == expected
+
+
+def test_an_estimate_for_many_slots_does_not_look_at_each() -> None:
+    ended = [SlotUse(Instant(0), Instant(10_000)), SlotUse(Instant(0), Instant(30_000))]
+    held = [Instant(40_000)] * 100
+    assert estimate_s(ended, held, slots=400, position=200, now=Instant(40_000)) == 10.0
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
-from typing import Final
+from itertools import zip_longest
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -169,15 +170,47 @@ def has_begun(run: Run) -> bool:
     return any(at is not None and at >= since for at in begun)
 
 
-def estimate_s(ends: Sequence[Instant], *, position: int, now: Instant) -> float | None:
-    """How long a waiting run will probably wait, from the last ends of the tenant's runs.
+class SlotUse(NamedTuple):
+    """A run that held a slot, and has ended."""
 
-    ``None`` until two runs have ended.
+    created_at: Instant
+    ended_at: Instant
+
+
+def estimate_s(
+    ended: Sequence[SlotUse],
+    held: Sequence[Instant],
+    *,
+    slots: int,
+    position: int,
+    now: Instant,
+) -> float | None:
+    """How long a waiting run will probably wait for its slot.
+
+    ``ended``: the last runs that held one. ``held``: when the runs that hold one were created;
+    there may be more of them, ``slots`` in all. Only times in which a slot was used count, so an
+    idle tenant's runs do not seem slow. ``None`` until two runs have ended, and if none is under
+    way.
     """
-    newest = sorted(ends)[-ENDS_MAX:]
-    if len(newest) < ENDS_MIN:
+    newest = sorted(ended, key=lambda use: use.ended_at)[-ENDS_MAX:]
+    if len(newest) < ENDS_MIN or not held:
         return None
-    gap_ms = (newest[-1] - newest[0]) / (len(newest) - 1)
-    # If nothing has ended for longer than that, the next end is overdue: runs have become slower.
-    first_ms = max(gap_ms, now - newest[-1])
-    return round(max(0.0, first_ms + (position - 1) * gap_ms) / 1000, 1)
+    ends = [use.ended_at for use in newest]
+    # A run that waited got its slot when another one, so many ends before, gave it up.
+    freed = [use.created_at for use in newest[:slots]] + ends[:-slots]
+    usual_ms = sum(
+        max(0, use.ended_at - max(use.created_at, at))
+        for use, at in zip(newest, freed, strict=True)
+    ) / len(newest)
+    if slots > len(held):
+        return round(position * usual_ms / slots / 1000, 1)
+    begun = [
+        max(created_at, freed_at)
+        for created_at, freed_at in zip_longest(
+            sorted(held, reverse=True), reversed(ends[-len(held) :]), fillvalue=Instant(0)
+        )
+    ]
+    # A run that takes longer than usual probably takes as much longer again.
+    left_ms = sorted(abs(usual_ms - max(0, now - at)) for at in begun)
+    rounds, place = divmod(position - 1, len(held))
+    return round((left_ms[place] + rounds * usual_ms) / 1000, 1)

@@ -155,7 +155,8 @@ class Pacing:
 
     def answered(self, backend: Backend) -> None:
         """Note a success of the backend: an outage is over."""
-        self._outages.pop(backend, None)
+        if self._outages:  # almost never: every start asks
+            self._outages.pop(backend, None)
 
     def busy(self) -> int:
         """When a caller that found the tenant's lock busy should retry, in milliseconds."""

@@ -8,7 +8,14 @@ from typing import Final, NamedTuple
 
 from stanchion.core.lease import Moment
 from stanchion.core.model import Instant, RunId, RunStatus, TenantId
-from stanchion.core.queue import ENDS_MAX, ENDS_MIN, QUEUE_TIMEOUT, estimate_s, has_begun
+from stanchion.core.queue import (
+    ENDS_MAX,
+    ENDS_MIN,
+    QUEUE_TIMEOUT,
+    SlotUse,
+    estimate_s,
+    has_begun,
+)
 from stanchion.ports.errors import BackendError, BackendTimeout
 from stanchion.ports.records import RunFilter, RunSummary
 from stanchion.ports.store import Runs
@@ -23,24 +30,32 @@ _JOBS_PASSED: Final = 200
 _WORKED: Final = RunFilter(statuses=(RunStatus.SUCCEEDED, RunStatus.FAILED))
 _STOPPED: Final = RunFilter(statuses=(RunStatus.CANCELLED, RunStatus.TIMED_OUT))
 """Read apart from the others: during a jam the newest of these ended in the queue."""
+_UNDER_WAY: Final = RunFilter(statuses=(RunStatus.PENDING, RunStatus.RUNNING, RunStatus.WAITING))
+_HELD_MAX: Final = 100
+"""With more runs under way, an estimate does not look at each of them."""
 
 
-class _Ends(NamedTuple):
+class _SlotsSeen(NamedTuple):
+    """How the tenant's slots were used, as it was read."""
+
     read_at: Moment
-    ends: tuple[Instant, ...]
+    ended: tuple[SlotUse, ...]
+    held: tuple[Instant, ...]
+    """When the runs that hold a slot were created."""
+    slots: int
 
 
 class QueueFigures:
     """What a caller is told about its run in the queue.
 
-    Estimates are made from the last ends of the tenant's runs, read once a second at most.
+    Estimates are made from the tenant's last runs, read once a second at most.
     """
 
     def __init__(self, context: ReplicaContext) -> None:
         self._runs: Runs = context.store
         self._clock = context.clock
         self._signals = context.signals
-        self._known: OrderedDict[TenantId, _Ends] = OrderedDict()
+        self._known: OrderedDict[TenantId, _SlotsSeen] = OrderedDict()
         self._began: OrderedDict[RunId, bool] = OrderedDict()
         """Of cancelled runs: whether they had begun."""
 
@@ -60,27 +75,34 @@ class QueueFigures:
         try:
             async with asyncio.timeout(within_ms / 1000):
                 self._signals.queued({tenant: await self._runs.queued_runs(tenant)})
-                ends = await self._ends(tenant)
+                seen = await self._slots(tenant)
         except (BackendError, TimeoutError):
             return None
-        return estimate_s(ends, position=position, now=self._clock.now())
+        if seen is None:
+            return None
+        return estimate_s(
+            seen.ended, seen.held, slots=seen.slots, position=position, now=self._clock.now()
+        )
 
-    async def _ends(self, tenant: TenantId) -> tuple[Instant, ...]:
+    async def _slots(self, tenant: TenantId) -> _SlotsSeen | None:
         now = self._clock.moment()
         known = self._known.get(tenant)
         if known is not None and now - known.read_at < BELIEVED_MS:
-            return known.ends
-        ends, is_all = await self._read_ends(tenant)
-        if is_all and len(ends) < ENDS_MIN:
-            return ends  # read again next time: the second end makes a difference
-        self._known[tenant] = _Ends(now, ends)
+            return known
+        ended, is_all = await self._read_ended(tenant)
+        if is_all and len(ended) < ENDS_MIN:
+            return None  # read again next time: the second end makes a difference
+        page = await self._runs.list_runs(tenant, only=_UNDER_WAY, limit=_HELD_MAX)
+        held = tuple(run.created_at for run in page.items if not is_single_job(run))
+        slots = len(held) if page.cursor is None else await self._runs.active_runs(tenant)
+        known = self._known[tenant] = _SlotsSeen(now, ended, held, max(slots, len(held)))
         self._known.move_to_end(tenant)
         if len(self._known) > TENANTS_MAX:
             self._known.popitem(last=False)
-        return ends
+        return known
 
-    async def _read_ends(self, tenant: TenantId) -> tuple[tuple[Instant, ...], bool]:
-        """When the last runs freed their slots, and whether no older one worked to its end."""
+    async def _read_ended(self, tenant: TenantId) -> tuple[tuple[SlotUse, ...], bool]:
+        """The last runs that freed their slots, and whether no older one worked to its end."""
         worked = await self._runs.list_runs(tenant, only=_WORKED, limit=ENDS_MAX)
         stopped = await self._runs.list_runs(tenant, only=_STOPPED, limit=ENDS_MAX)
         runs = [run for run in worked.items if not is_single_job(run)]
@@ -90,8 +112,10 @@ class QueueFigures:
             )
             runs += [run for run in worked.items if not is_single_job(run)]
         runs += [run for run in stopped.items if await self._had_slot(run)]
-        ends = tuple(run.finished_at for run in runs if run.finished_at is not None)
-        return ends, worked.cursor is None
+        ended = tuple(
+            SlotUse(run.created_at, run.finished_at) for run in runs if run.finished_at is not None
+        )
+        return ended, worked.cursor is None
 
     async def _had_slot(self, run: RunSummary) -> bool:
         """Whether a run that was cancelled or timed out had begun before."""
