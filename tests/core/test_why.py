@@ -151,6 +151,13 @@ CASES: dict[str, tuple[RunFacts, Surroundings, WhyCode, str, str]] = {
         "step 'publish.render' waits for a decision: Is it good?",
         "stanchion approval approve r1 publish.render --data @data.json, or",
     ),
+    "approval of another person": (
+        RunFacts(at=NOW, run=replace(run(OnDecision("Is it good?")), starter="sam")),
+        Surroundings(not_by_starter=frozenset({STEP})),
+        WhyCode.APPROVAL_PENDING,
+        "waits for a decision of another person than 'sam': Is it good?",
+        "stanchion approval approve r1 publish.render, or",
+    ),
     "delay": (
         RunFacts(at=NOW, run=run(OnDelay(LATER))),
         Surroundings(),
@@ -462,3 +469,21 @@ def _around(facts: RunFacts, chance: Random) -> Surroundings:
     demands = (NEVER, UNKNOWN, None)
     topics = {each.topic: chance.choice(demands) for each in facts.jobs}
     return Surroundings(topics={name: said for name, said in topics.items() if said is not None})
+
+
+@pytest.mark.parametrize(
+    ("due", "limit", "until"),
+    [
+        (None, None, None),
+        (LATER, None, LATER),
+        (None, LATER, LATER),
+        (Instant(LATER + 1), LATER, LATER),
+    ],
+)
+def test_an_approval_ends_with_its_time_limit_or_that_of_its_step(
+    due: Instant | None, limit: Instant | None, until: Instant | None
+) -> None:
+    timers = () if limit is None else (PendingTimer(Timer(TimerKind.STEP_TIMEOUT, STEP), limit),)
+    facts = RunFacts(at=NOW, run=run(OnDecision("Is it good?", due)), timers=timers)
+    (finding,) = why(facts, Surroundings())
+    assert finding.until == until

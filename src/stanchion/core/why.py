@@ -203,6 +203,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     limits: Mapping[Topic, ReachedLimit] = {}
     needs_data: frozenset[StepId] = frozenset()
     """Approvals whose ``data_schema`` refuses an approval without data."""
+    not_by_starter: frozenset[StepId] = frozenset()
+    """Approvals that the starter of the run may not decide."""
 
 
 # ── Findings ─────────────────────────────────────────────────────────────────────────────────────
@@ -367,8 +369,7 @@ def _waits(facts: RunFacts, around: Surroundings) -> Iterator[Finding]:
             continue
         match step.wait:
             case OnDecision():
-                needs_data = step_id in around.needs_data
-                yield _approval(facts.run.id, step_id, step, step.wait, needs_data=needs_data)
+                yield _approval(facts, around, step_id, step, step.wait)
             case OnDelay():
                 yield _delay(facts.run.id, step_id, step, step.wait.due)
             case OnRetry():
@@ -421,19 +422,23 @@ def _dead_letters(facts: RunFacts) -> Iterator[Finding]:
 
 
 def _approval(
-    run_id: RunId, step_id: StepId, step: Step, wait: OnDecision, *, needs_data: bool
+    facts: RunFacts, around: Surroundings, step_id: StepId, step: Step, wait: OnDecision
 ) -> Finding:
+    run_id, starter = facts.run.id, facts.run.starter
     asked = "" if wait.message is None else f": {wait.message}"
+    whose = f" of another person than '{starter}'" if step_id in around.not_by_starter else ""
+    limit = Timer(TimerKind.STEP_TIMEOUT, step_id)
+    ends = [wait.due, *(each.due for each in facts.timers if each.timer == limit)]
     data, schema = "", ""
-    if needs_data:
+    if step_id in around.needs_data:
         data = " --data @data.json"
         schema = "; what the data must be, its data_schema: stanchion approval list -o json"
     return Finding(
         code=WhyCode.APPROVAL_PENDING,
-        detail=f"step '{step_id}' waits for a decision{asked}",
+        detail=f"step '{step_id}' waits for a decision{whose}{asked}",
         step_id=step_id,
         since=step.started_at,
-        until=wait.due,
+        until=min((each for each in ends if each is not None), default=None),
         blocked_by=Blocker(kind="approval", id=step_id),
         remedy=(
             f"stanchion approval approve {run_id} {step_id}{data},"

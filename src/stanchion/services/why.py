@@ -252,27 +252,38 @@ class RunExplainer:
             self._lock(facts), self._view(), self._reached(ready, facts.run.tenant)
         )
         outages = [each for each in (found, self._bus(facts.at)) if isinstance(each, Outage)]
+        needs_data, not_by_starter = await self._approval_rules(facts.run)
         return Surroundings(
             lock=found if isinstance(found, RunLock) else None,
             closed=await self._closed(facts.run, found) if isinstance(found, Outage) else None,
             outages=tuple(outages),
             topics={} if view is None else demand_for(ready, facts.run.tenant, view),
             limits=limits,
-            needs_data=await self._needs_data(facts.run),
+            needs_data=needs_data,
+            not_by_starter=not_by_starter,
         )
 
-    async def _needs_data(self, run: Run) -> frozenset[StepId]:
-        """The approvals that the run waits for and that cannot be given without data."""
+    async def _approval_rules(self, run: Run) -> tuple[frozenset[StepId], frozenset[StepId]]:
+        """The approvals that the run waits for and that need data, or another than its starter."""
         waiting = [each for each, step in run.steps.items() if isinstance(step.wait, OnDecision)]
         if not waiting:
-            return frozenset()
+            return frozenset(), frozenset()
         try:
             steps = (await self._plans.of_run(run)).steps
         except (DefinitionMissing, BackendError):
-            return frozenset()
+            return frozenset(), frozenset()
         with self._work.measured(run.tenant):
-            return frozenset(
-                each for each in waiting if approval.data_faults(steps[each], None, approve=True)
+            return (
+                frozenset(
+                    each
+                    for each in waiting
+                    if approval.data_faults(steps[each], None, approve=True)
+                ),
+                frozenset(
+                    each for each in waiting if approval.rule_against(steps[each], run, run.starter)
+                )
+                if run.starter is not None
+                else frozenset(),
             )
 
     async def _lock(self, facts: RunFacts) -> RunLock | Outage | None:

@@ -44,13 +44,14 @@ def start(draft: Draft, step: PlannedStep) -> None:
     if due is not None:
         draft.then(SetTimer(_timer(step), due))
     run = draft.run
+    limits_s = [each for each in (spec.decision_timeout_s, step.timeout_s) if each is not None]
     pending = PendingApproval(
         run_id=run.id,
         step_id=step.id,
         tenant=run.tenant,
         workflow_id=run.workflow_id,
         since=draft.now,
-        expires_at=due,
+        expires_at=draft.after(min(limits_s)) if limits_s else None,
         message=message,
         data_schema=spec.data_schema,
         not_by_starter=spec.not_by_starter,
