@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import apsw
 import msgspec
@@ -14,6 +15,7 @@ import pytest
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.store.sqlite import SqliteStore
 from stanchion.adapters.store.sqlite.codec import decode_steps
+from stanchion.adapters.store.sqlite.store import ROOM_MIN
 from stanchion.adapters.system import ManualClock
 from stanchion.core.admission import Admitted, TooLate
 from stanchion.core.model import Step, StepId, TenantId
@@ -131,6 +133,28 @@ async def test_a_full_disk_is_told_and_gone_when_there_is_room(store: SqliteStor
     assert await store.document("small", "one") == Document(1, 1)
     await _limit_pages(store, 100_000)
     assert await store.put_document("large", "one", "x" * 1_000_000, read=0) is not None
+
+
+async def test_a_store_without_room_on_its_disk_is_not_ready(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.ping()
+    free = ROOM_MIN - 1
+    monkeypatch.setattr(
+        "stanchion.adapters.store.sqlite.store.disk_usage", lambda _path: SimpleNamespace(free=free)
+    )
+    with pytest.raises(BackendUnavailable, match=r"the disk is full.*4,194,303 bytes are left"):
+        await store.ping()
+    free = ROOM_MIN
+    await store.ping()
+
+
+async def test_a_store_whose_directory_is_gone_is_not_ready(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "path", "/nowhere/stanchion.db")
+    with pytest.raises(BackendUnavailable, match="No such file or directory"):
+        await store.ping()
 
 
 # ── Closing ──────────────────────────────────────────────────────────────────────────────────────

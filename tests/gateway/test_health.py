@@ -13,6 +13,8 @@ from stanchion.adapters.system import ManualClock
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.problems import RequestRefused
 from stanchion.gateway.state import ANSWERS_MAX, CACHED_MS, WAITING_MAX, MetricsPage
+from stanchion.ports.errors import BackendFull
+from stanchion.services.replicas import check_backends
 from tests.gateway.asgi import ask, opened
 from tests.gateway.house import ADMIN, House, opened_house
 from tests.services.faulty_locks import Fault
@@ -49,6 +51,13 @@ async def test_readyz_says_what_is_missing_and_does_not_wait_for_it(
     assert (answer.status, answer.json["status"]) == (503, "unavailable")
     assert word in answer.json["checks"]["store"]
     assert answer.json["checks"]["bus"] == "ok"
+
+
+async def test_a_check_says_that_the_disk_is_full() -> None:
+    async def ping() -> None:
+        raise BackendFull("data/stanchion.db: the disk is full; free some space")
+
+    assert await check_backends({"store": ping}) == {"store": "no room left: the disk is full"}
 
 
 async def test_without_locks_it_is_ready_all_the_same_and_says_so(house: House) -> None:

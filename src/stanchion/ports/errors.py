@@ -2,7 +2,8 @@
 
     BackendError
     ├── BackendUnavailable     no answer; nothing was changed, or repeating the call is safe
-    │   └── BackendTimeout     no answer in time; the command may or may not have been executed
+    │   ├── BackendTimeout     no answer in time; the command may or may not have been executed
+    │   └── BackendFull        it has no room left; an operator must make some
     ├── BackendCorrupt         stored data cannot be decoded; an operator must act
     └── BackendRefused         start-up stops: wrong file, wrong version, unsafe settings
 
@@ -23,6 +24,10 @@ class BackendUnavailable(BackendError):
 
 class BackendTimeout(BackendUnavailable):
     """No answer in time. The command may still be executed, unless it carries its own deadline."""
+
+
+class BackendFull(BackendUnavailable):
+    """The backend has no room left to write."""
 
 
 class BackendCorrupt(BackendError):

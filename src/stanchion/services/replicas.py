@@ -30,7 +30,7 @@ from stanchion.core.lease import Moment
 from stanchion.core.model import Instant, TenantId, Topic
 from stanchion.core.upgrade import LEVEL
 from stanchion.ports.clock import Clock
-from stanchion.ports.errors import BackendError, BackendUnavailable
+from stanchion.ports.errors import BackendError, BackendFull, BackendUnavailable
 from stanchion.ports.records import StoredSummaries, StoredSummary
 from stanchion.ports.store import Store
 from stanchion.services.context import Backends
@@ -307,6 +307,8 @@ async def _check(ping: Ping) -> str:
             await ping()
     except TimeoutError:
         return f"no answer within {CHECK_S:g} s"
+    except BackendFull:
+        return "no room left: the disk is full"
     except BackendError:
         # The error's text may contain addresses; it is in the log.
         return "unavailable"

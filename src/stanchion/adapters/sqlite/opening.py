@@ -24,6 +24,7 @@ import msgspec
 from stanchion.ports.errors import (
     BackendCorrupt,
     BackendError,
+    BackendFull,
     BackendRefused,
     BackendTimeout,
     BackendUnavailable,
@@ -258,7 +259,7 @@ def translated(error: Exception, path: str) -> Exception:
     fault: BackendError
     match error:
         case apsw.FullError():
-            fault = BackendUnavailable(f"{path}: the disk is full; free some space ({error})")
+            fault = BackendFull(f"{path}: the disk is full; free some space ({error})")
         case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError():
             fault = BackendCorrupt(f"{path}: damaged; restore it from a backup ({error})")
         case msgspec.DecodeError():

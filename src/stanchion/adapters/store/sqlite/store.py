@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
+from pathlib import Path
+from shutil import disk_usage
 from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 from stanchion.adapters.outcomes import SummaryBoard
@@ -38,6 +40,7 @@ from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, TenantId
 from stanchion.core.upgrade import LEVEL
 from stanchion.ports.clock import Clock
+from stanchion.ports.errors import BackendFull, BackendUnavailable
 from stanchion.ports.records import (
     Admission,
     Commit,
@@ -53,6 +56,8 @@ _DAY_MS: Final = 86_400_000
 _AUDIT_TTL_MS: Final = 90 * _DAY_MS
 _TIMEOUT_S: Final = 2.0
 _QUEUE_MAX: Final = 10_000
+ROOM_MIN: Final = 4 * 1024 * 1024
+"""The free bytes on the disk below which the store does not call itself ready."""
 
 
 _Args = ParamSpec("_Args")
@@ -64,8 +69,10 @@ _Method: TypeAlias = Callable[Concatenate["SqliteStore", _Args], Coroutine[Any, 
 def _reads(verb: _Verb[_Args, _Answer]) -> _Method[_Args, _Answer]:
     """A method that runs a reading function on the reader thread."""
 
-    async def method(self: SqliteStore, /, *args: _Args.args, **kwargs: _Args.kwargs) -> _Answer:
-        return await self.reader.call(lambda db: verb(db, *args, **kwargs), wait_s=self.timeout_s)
+    def method(
+        self: SqliteStore, /, *args: _Args.args, **kwargs: _Args.kwargs
+    ) -> Coroutine[Any, Any, _Answer]:
+        return self.reader.call(lambda db: verb(db, *args, **kwargs), wait_s=self.timeout_s)
 
     return method
 
@@ -73,8 +80,10 @@ def _reads(verb: _Verb[_Args, _Answer]) -> _Method[_Args, _Answer]:
 def _writes(verb: _Verb[_Args, _Answer]) -> _Method[_Args, _Answer]:
     """A method that runs a writing function on the writer thread."""
 
-    async def method(self: SqliteStore, /, *args: _Args.args, **kwargs: _Args.kwargs) -> _Answer:
-        return await self.writer.call(lambda db: verb(db, *args, **kwargs), wait_s=self.timeout_s)
+    def method(
+        self: SqliteStore, /, *args: _Args.args, **kwargs: _Args.kwargs
+    ) -> Coroutine[Any, Any, _Answer]:
+        return self.writer.call(lambda db: verb(db, *args, **kwargs), wait_s=self.timeout_s)
 
     return method
 
@@ -155,9 +164,9 @@ class SqliteStore:
     admissions_max = 400
     """A commit, with its sync to disk, costs as much as writing a hundred runs."""
 
-    async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
+    def admit(self, admission: Admission, *, within_ms: int) -> Coroutine[Any, Any, Verdict]:
         not_after = Instant(self._clock.now() + within_ms)
-        return await self.writer.call(
+        return self.writer.call(
             lambda db: gate.admit(db, admission, not_after, self._key_ttl_ms),
             wait_s=within_ms / _MS_PER_S,
         )
@@ -189,9 +198,11 @@ class SqliteStore:
     items_at = _reads(runs.items_at)
     commit = _writes(runs.commit)
 
-    async def settle(self, results: Sequence[Result], commit: Commit) -> SettleAnswer:
+    def settle(
+        self, results: Sequence[Result], commit: Commit
+    ) -> Coroutine[Any, Any, SettleAnswer]:
         """See ``ports.store.Runs.settle``."""
-        return await self.writer.call(runs.Settling(results, commit), wait_s=self.timeout_s)
+        return self.writer.call(runs.Settling(results, commit), wait_s=self.timeout_s)
 
     timeline = _reads(runs.timeline)
     list_runs = _reads(runs.list_runs)
@@ -289,9 +300,22 @@ class SqliteStore:
         return self._clock.now()
 
     async def ping(self) -> None:
-        """Check that the file can be read and written. Raises ``BackendError``."""
-        await self.reader.call(lambda db: db.first(SQL["look"]), wait_s=self.timeout_s)
+        """Check that the file can be read and written, and grow. Raises ``BackendError``."""
+        await self.reader.call(self._look, wait_s=self.timeout_s)
         await self.writer.call(lambda db: db.run(SQL["leave_a_mark"]), wait_s=self.timeout_s)
+
+    def _look(self, database: Database) -> None:
+        database.first(SQL["look"])
+        if self.path != MEMORY:
+            # On a full disk the mark below still finds room in the log, and starts do not.
+            try:
+                free = disk_usage(Path(self.path).parent).free
+            except OSError as error:
+                raise BackendUnavailable(f"{self.path}: {error.strerror}") from error
+            if free < ROOM_MIN:
+                raise BackendFull(
+                    f"{self.path}: the disk is full; free some space ({free:,} bytes are left)"
+                )
 
     async def close(self) -> None:
         try:
