@@ -14,8 +14,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from stanchion.gateway import GatewayOptions
+from stanchion.gateway.exchange import CancelScope, Exchange
 from stanchion.gateway.protocol import GuardedProtocol
 from tests.gateway.house import ADMIN, GET, ONE_STEP, Served, problem, served
 
@@ -171,6 +173,46 @@ async def test_connections_that_reset_at_once_leave_nothing_behind() -> None:
         async with asyncio.timeout(5):
             while connections():  # noqa: ASYNC110 - nobody is told
                 await asyncio.sleep(0.02)
+
+
+LEFT = {
+    "a request was answered": (GET, b"}}"),
+    "a blank line": (b"\r\n", b""),
+    "a request was refused": (GET.replace(b"livez", b"nowhere"), b"}"),
+    "a request waits": (GET.replace(b"/livez", b"/v1/runs/{run_id}?wait=60"), b""),
+    "requests are queued": (GET.replace(b"/livez", b"/v1/runs/{run_id}?wait=60") + GET * 5, b""),
+    "a body has not come": (START + b"Content-Length: 2\r\n\r\n{", b""),
+    "a stream of events is open": (GET.replace(b"/livez", b"/v1/events"), b"\r\n\r\n"),
+    "an upgrade was offered": (GET.replace(b"\r\n\r\n", b"\r\nUpgrade: h2c\r\n\r\n"), b"}}"),
+}
+
+
+@pytest.mark.parametrize("state", LEFT)
+async def test_a_lost_connection_needs_no_garbage_collector(state: str) -> None:
+    sent, answered = LEFT[state]
+    async with served() as server:
+        run_id = await server.house.start()
+        gc.collect()
+        gc.disable()
+        try:
+            async with server.line() as (reader, writer):
+                writer.write(sent.replace(b"{run_id}", run_id.encode()))
+                if answered:
+                    await reader.readuntil(answered)
+                await turn(server)
+                assert connections()
+                writer.transport.abort()
+            async with asyncio.timeout(5):
+                while _of_requests():  # noqa: ASYNC110 - there is no event for it
+                    await asyncio.sleep(0.02)
+        finally:
+            gc.enable()
+
+
+def _of_requests() -> list[object]:
+    """What is left of connections and their requests, in use or not."""
+    kinds = (GuardedProtocol, RequestResponseCycle, Exchange, CancelScope)
+    return [each for each in gc.get_objects() if isinstance(each, kinds)]
 
 
 async def test_pipelined_requests_are_parsed_a_few_at_a_time_and_all_answered() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
+
 from stanchion.core.limits import ERROR_MESSAGE_CHARS_MAX
 from stanchion.gateway import GatewayOptions
+from stanchion.wire.worker import LeaseRequest
 from tests.gateway.asgi import opened
 from tests.gateway.house import ADMIN, House, bearer, opened_house
 
@@ -44,6 +47,13 @@ async def test_a_poll_without_work_ends_after_its_time(house: House) -> None:
     answer = await house.ask("POST", LEASE, asked(wait_s=0.2))
     assert answer.json["jobs"] == []
     assert time.perf_counter() - began >= 0.2
+
+
+def test_workers_that_wait_for_the_same_topics_share_their_texts() -> None:
+    body = msgspec.json.encode(asked(wait_s=60, topics=["work.images", "work.texts"]))
+    one, other = (msgspec.json.decode(body, type=LeaseRequest) for _ in range(2))
+    assert one.topics == ("work.images", "work.texts")
+    assert [*map(id, one.topics)] == [*map(id, other.topics)]
 
 
 async def test_a_worker_that_hangs_up_waits_no_more_and_takes_no_job(house: House) -> None:

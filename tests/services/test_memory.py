@@ -9,6 +9,7 @@ import weakref
 from stanchion.adapters.system import ManualClock
 from stanchion.services.watchdog import (
     CHECK_S,
+    FREED_BYTES,
     GROWTH_BYTES,
     LOOKS_UNTIL_NEXT,
     TRIMS_AFTER,
@@ -31,15 +32,21 @@ class Process:
 
     def __init__(self) -> None:
         self.size: int | None = START
+        self.least = START
+        """What cannot be returned."""
+        self.allocated = START // 2
         self.returned = 0
         self.clock = ManualClock()
         self.trimmer = MemoryTrimmer(
-            self.clock, resident=lambda: self.size, give_back=self._give_back
+            self.clock,
+            resident=lambda: self.size,
+            allocated=lambda: self.allocated,
+            give_back=self._give_back,
         )
 
     def _give_back(self) -> None:
         self.returned += 1
-        self.size = START
+        self.size = self.least
 
     async def look(self, size: int) -> int:
         """How often memory was returned so far, after a look at this size."""
@@ -67,6 +74,22 @@ async def test_memory_is_returned_a_few_more_times_after_growth() -> None:
     assert times[-1] == 1 + TRIMS_AFTER
 
 
+async def test_memory_that_is_freed_long_after_growth_is_returned_too() -> None:
+    process = Process()
+    await process.look(START)
+    process.least += GROWTH_BYTES  # it is in use until after the last of the trims
+    process.allocated += GROWTH_BYTES
+    for _ in range(1 + LOOKS_UNTIL_NEXT * TRIMS_AFTER):
+        await process.look(START + GROWTH_BYTES)
+    assert process.returned == 1 + TRIMS_AFTER
+    for freed_bytes, returned in ((0, 0), (FREED_BYTES - 1, 0), (1, 1), (0, 0)):
+        process.allocated -= freed_bytes
+        before = process.returned
+        for _ in range(LOOKS_UNTIL_NEXT):
+            await process.look(START + GROWTH_BYTES)
+        assert process.returned - before == returned
+
+
 async def test_growth_counts_from_the_lowest_size() -> None:
     process = Process()
     assert await process.look(START) == 0
@@ -86,6 +109,24 @@ async def test_garbage_in_cycles_is_collected_after_growth() -> None:
         await process.look(START + 1)
         assert gone() is not None
         await process.look(START + GROWTH_BYTES)
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+async def test_garbage_in_cycles_is_collected_however_slow_the_growth_is() -> None:
+    process = Process()
+    node = Node()
+    node.other = node
+    gone = weakref.ref(node)
+    gc.disable()
+    try:
+        del node
+        for look in range(LOOKS_UNTIL_NEXT * 8):
+            # Blocks of the interpreter: nothing of it can be returned, or is of the C heap.
+            process.least = START + look * GROWTH_BYTES // (LOOKS_UNTIL_NEXT * 4)
+            await process.look(process.least)
+        assert process.returned > 1
         assert gone() is None
     finally:
         gc.enable()

@@ -237,8 +237,8 @@ def _members(value: JsonValue) -> int:
         objects = [each for each in level if type(each) is dict]
         lists = [each for each in level if type(each) is list]
         count += sum(map(len, objects))
-        inside = (each.values() for each in objects)
-        level = [*chain.from_iterable(lists), *chain.from_iterable(inside)]
+        inside = chain.from_iterable(map(dict.values, objects))
+        level = [*chain.from_iterable(lists), *inside]
     return count
 
 

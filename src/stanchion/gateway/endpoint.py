@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -173,15 +173,14 @@ class _RouteRunner:
         if not exchange.is_begun:  # else a stream failed midway: the server closes the connection
             await self._send(exchange, answer)
 
-    async def _send(self, exchange: Exchange, answer: EncodedAnswer | Refusal) -> None:
+    def _send(self, exchange: Exchange, answer: EncodedAnswer | Refusal) -> Awaitable[None]:
         if not isinstance(answer, EncodedAnswer):
             if self._route.admits:
                 self._note(exchange, answer)
-            await exchange.refuse(answer)
-        elif len(answer.body) <= PART_BYTES:
-            await exchange.answer(answer)
-        else:
-            await send_large(self._state, exchange, answer)
+            return exchange.refuse(answer)
+        if len(answer.body) <= PART_BYTES:
+            return exchange.answer(answer)
+        return send_large(self._state, exchange, answer)
 
     def _note(self, exchange: Exchange, refusal: Refusal) -> None:
         """Collect the receipt of a start that was refused, if its tenant is known."""
@@ -253,9 +252,9 @@ class _RouteRunner:
             self._is_list and call.query.limit > _HEAVY_LIST
         )
 
-    async def _handle(self, call: Call[Any, Any]) -> HandlerAnswer:
+    def _handle(self, call: Call[Any, Any]) -> Awaitable[HandlerAnswer]:
         """Call the route's handler."""
-        return await (listed(call) if self._is_list else self._route.handler(call))
+        return listed(call) if self._is_list else self._route.handler(call)
 
     async def _check_key(self, exchange: Exchange) -> None:
         """Check the key again during a wait or stream. Raises ``RequestRefused``."""

@@ -151,9 +151,9 @@ class Exchange:
             return Refusal(code=Code.NOT_IMPLEMENTED, detail=detail)
         return None
 
-    async def answer(self, ready: EncodedAnswer, *, is_private: bool = True) -> None:
+    def answer(self, ready: EncodedAnswer, *, is_private: bool = True) -> Awaitable[None]:
         """Send an encoded answer. One that is not private brings its own ``Cache-Control``."""
-        await self._finish(ready.status, ready.body, ready.headers, is_private=is_private)
+        return self._finish(ready.status, ready.body, ready.headers, is_private=is_private)
 
     async def refuse(self, refusal: Refusal) -> None:
         """Send a problem document."""
@@ -283,7 +283,13 @@ class CancelScope:
         except asyncio.CancelledError:
             if self._why is None or self._task.uncancel() > self._cancelling:
                 raise
-            raise self._why from None
+            # The error refers to this frame. A reference back would be a cycle, and hold the
+            # request until the garbage collector runs.
+            why, self._why = self._why, None
+            try:
+                raise why from None
+            finally:
+                del why
 
     def leave(self) -> None:
         """Cancel the work: the client has disconnected."""
@@ -296,6 +302,7 @@ class CancelScope:
             self._timer.cancel()
         if self._checking is not None:
             self._checking.cancel()
+        self._timer = self._checking = None
 
     def _set_timer(self) -> None:
         if self._check is not None:

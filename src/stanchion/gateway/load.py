@@ -261,7 +261,9 @@ class RequestPlace:
     def __exit__(self, *_error: object) -> None:
         if self._body is not None:
             self._bodies.done(self._body)
-        _end(self._load, self._kind, self._tenant)
+        self._load.end(self._kind)
+        if self._tenant is not None:
+            self._load.end_for(self._kind, self._tenant)
 
 
 @contextmanager

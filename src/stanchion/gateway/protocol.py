@@ -68,6 +68,10 @@ _REST_S: Final = 20.0
 """How long the rest of a refused request's body may take before the connection is closed."""
 
 
+def _do_nothing() -> None:
+    pass
+
+
 def guarded(options: GatewayOptions, connections_max: int) -> type[GuardedProtocol]:
     """The protocol for a server with these limits."""
 
@@ -96,7 +100,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
     _deaf: asyncio.TimerHandle | None = None
-    _gone: Callable[[], object] = staticmethod(lambda: None)
+    _gone: Callable[[], object] = staticmethod(_do_nothing)
     """Called when the client disconnects; set by the request under way."""
     _under_way: RequestResponseCycle | None = None
     """Of several pipelined requests, the one that is being answered."""
@@ -106,6 +110,8 @@ class GuardedProtocol(HttpToolsProtocol):
     """Bytes of a head, or bytes since the last piece of body."""
     _body_bytes = 0
     """Bytes of the present request's body that have arrived."""
+    _offers: dict[str, Any]
+    """What the present request may ask of its connection."""
     _is_for_probes = False
     _is_replaying = False
     """Whether the parser is fed a head that was handled before."""
@@ -147,6 +153,21 @@ class GuardedProtocol(HttpToolsProtocol):
             self._under_way.disconnected = True
             self._under_way.message_event.set()
         self._gone()
+        self._forget_requests()
+
+    def _forget_requests(self) -> None:
+        """Break the reference cycles between a lost connection and its requests.
+
+        They hold bodies and whatever else a request has come to, and the garbage collector runs
+        rarely: what a thousand connections leave would stay in memory, between what is in use.
+        """
+        self._gone = _do_nothing
+        for cycle in (self._under_way, self.cycle, *(queued for queued, _ in self.pipeline)):
+            if cycle is not None:
+                cycle.scope["extensions"].pop(ANSWER, None)
+        self._under_way = self.scope = self.headers = self.cycle = None  # type: ignore[assignment] # as the base class has them before the first request
+        self._offers = {}
+        self.pipeline.clear()
 
     def eof_received(self) -> None:
         # The transport closes itself now, and would wait for ever for a client that does not read.
@@ -239,7 +260,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = self._is_in_request = True
         self._silent_bytes = self._body_bytes = 0
-        self._offers: dict[str, Any] = {
+        self._offers = {
             GONE: self._when_gone,
             REST: self._rest,
             STREAM: self._prepare_stream,
@@ -376,7 +397,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(Refusal(code=Code.MALFORMED_REQUEST, detail=msg))
 
     def _when_gone(self, then: Callable[[], object]) -> None:
-        self._gone = then
+        if not self._is_lost:
+            self._gone = then
         if self.transport.is_closing():
             then()
 

@@ -119,7 +119,7 @@ class RunWaiters:
         self._is_draining = False
         self._stops = (
             context.bus.listen(Bell.FINISHED, lambda note: self._hear(RunId(note))),
-            context.bus.listen(Bell.CHANGED, lambda note: _set(self._tenants.get(TenantId(note)))),
+            context.bus.listen(Bell.CHANGED, lambda note: self._hear_change(TenantId(note))),
         )
 
     async def finished(
@@ -253,6 +253,11 @@ class RunWaiters:
             watched.newest = None
             _set(watched.waiting)
 
+    def _hear_change(self, tenant: TenantId) -> None:
+        waiting = self._tenants.get(tenant)
+        if waiting is not None:
+            _set(waiting)
+
     @contextmanager
     def _waiting_for(self, run_id: RunId) -> Iterator[tuple[_Watched, asyncio.Event]]:
         watched, woken = self._watched.setdefault(run_id, _Watched()), asyncio.Event()
@@ -314,9 +319,9 @@ def _is_large(run: Run) -> bool:
     return sum(step.output_bytes for step in run.steps.values()) >= LARGE_BYTES
 
 
-def _set(events: _Waiting | None) -> None:
+def _set(events: _Waiting) -> None:
     """Set the events, a few in each iteration of the event loop, so that others get a turn."""
-    _set_some(tuple(events or ()))
+    _set_some(tuple(events))
 
 
 def _set_some(events: tuple[asyncio.Event, ...]) -> None:

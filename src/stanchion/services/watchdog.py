@@ -4,7 +4,8 @@
 event loop; it logs the stack of what blocked the loop for 50 ms or more. It looks every 10 ms, and
 a stall may begin at any time between two looks: it counts from the earlier one, so that none of
 50 ms is missed, and one that is reported may have been up to 10 ms shorter. ``MemoryTrimmer`` has
-the C library return freed memory to the system after the process has grown.
+the C library return freed memory to the system after the process has grown, and when much that was
+freed later is still resident.
 """
 
 from __future__ import annotations
@@ -190,6 +191,8 @@ def _short(path: str) -> str:
 CHECK_S: Final = 2.0
 GROWTH_BYTES: Final = 16 * 1024 * 1024
 """A process that has grown by less since the last trim is not trimmed."""
+FREED_BYTES: Final = 4 * 1024 * 1024
+"""So much freed memory that is still resident is returned, also without growth."""
 _STATM: Final = Path("/proc/self/statm")
 
 
@@ -200,22 +203,30 @@ TRIMS_AFTER: Final = 4
 
 
 class MemoryTrimmer:
-    """Trims the process's memory after it has grown."""
+    """Trims the process's memory after it has grown, and after it has freed much."""
 
     def __init__(
         self,
         clock: Clock,
         *,
         resident: Callable[[], int | None] | None = None,
+        allocated: Callable[[], int] | None = None,
         give_back: Callable[[], None] | None = None,
     ) -> None:
-        """``resident`` reads the memory in use; ``give_back`` may block and runs in a thread."""
+        """``resident`` reads the resident memory, ``allocated`` what of the C heap is in use.
+
+        ``give_back`` may block and runs in a thread.
+        """
         self._clock = clock
         self._resident = resident or resident_bytes
+        self._allocated = allocated or allocated_bytes
         self._give_back = give_back or return_freed_memory
         self._level_bytes: int | None = None
+        self._unused_bytes: int | None = None
+        """The least resident memory that was not allocated from the C heap, since the last trim."""
         self._looks = 0
         """When positive: how many looks with a trim at every eighth remain since growth."""
+        self._quiet_looks = 0
 
     async def run(self) -> None:
         """Check every two seconds, until cancelled."""
@@ -228,7 +239,9 @@ class MemoryTrimmer:
         """Trim if the process has grown since the last trim, and four times in the minute after.
 
         When growth is noticed, its cause is mostly still at work. The later trims find what was
-        freed since: the memory of the last requests, and caches that stores have given up.
+        freed since: the memory of the last requests, and caches that stores have given up. What is
+        freed still later is found by comparing resident with allocated memory, at every eighth
+        look.
         """
         now_bytes = self._resident()
         if now_bytes is None:
@@ -238,6 +251,7 @@ class MemoryTrimmer:
         if now_bytes - self._level_bytes >= GROWTH_BYTES:
             self._looks = LOOKS_UNTIL_NEXT * TRIMS_AFTER
         elif self._looks == 0:
+            await self._return_freed(now_bytes)
             return
         else:
             self._looks -= 1
@@ -245,9 +259,32 @@ class MemoryTrimmer:
                 return
         # Once: it holds the event loop. The next trim collects what finalizers have released.
         gc.collect()
-        await asyncio.to_thread(self._give_back)
         # What is still in use is the level from which further growth counts.
-        self._level_bytes = self._resident()
+        self._level_bytes = await self._trim()
+
+    async def _return_freed(self, now_bytes: int) -> None:
+        """Trim, at every eighth look, if more memory is free than after the last trim.
+
+        The level of growth stays: the interpreter's own blocks are not of the C heap, and count as
+        free although only a collection frees them.
+        """
+        self._quiet_looks += 1
+        if self._quiet_looks % LOOKS_UNTIL_NEXT:
+            return
+        unused_bytes = now_bytes - await asyncio.to_thread(self._allocated)
+        if self._unused_bytes is None or unused_bytes < self._unused_bytes:
+            self._unused_bytes = unused_bytes
+        elif unused_bytes - self._unused_bytes >= FREED_BYTES:
+            await self._trim()
+
+    async def _trim(self) -> int | None:
+        """Return freed memory; returns what is resident afterwards."""
+        await asyncio.to_thread(self._give_back)
+        now_bytes = self._resident()
+        # In a thread: in a fragmented heap it takes milliseconds.
+        allocated_bytes = await asyncio.to_thread(self._allocated)
+        self._unused_bytes = None if now_bytes is None else now_bytes - allocated_bytes
+        return now_bytes
 
 
 def resident_bytes() -> int | None:
@@ -259,13 +296,37 @@ def resident_bytes() -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def allocated_bytes() -> int:
+    """How much of the C library's heap is in use; 0 if it does not say."""
+    if _HEAP_FIGURES is None:
+        return 0
+    figures = _HEAP_FIGURES().values
+    return int(figures[_IN_HEAP] + figures[_MAPPED])
+
+
+_IN_HEAP, _MAPPED = 7, 4
+"""Of the figures of ``mallinfo2``: ``uordblks`` and ``hblkhd``, all bytes that are in use."""
+
+
+class _HeapFigures(ctypes.Structure):
+    """The answer of glibc's ``mallinfo2``."""
+
+    _fields_ = (("values", ctypes.c_size_t * 10),)  # type: ignore[mutable-override] # never assigned again
+
+
+_C_LIBRARY: Final = ctypes.CDLL(None)
+_HEAP_FIGURES: Final = getattr(_C_LIBRARY, "mallinfo2", None)
+if _HEAP_FIGURES is not None:
+    _HEAP_FIGURES.restype = _HeapFigures
+
+
 def share_one_heap() -> None:
     """Have all threads allocate from one heap of the C library, if it can.
 
     By default each thread gets a heap of its own, and a peak of memory in each of them leaves it
     fragmented. To be called before threads begin.
     """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    set_option = getattr(_C_LIBRARY, "mallopt", None)
     if set_option is not None:
         set_option(_M_ARENA_MAX, 1)
 
@@ -276,6 +337,6 @@ _M_ARENA_MAX: Final = -8
 
 def return_freed_memory() -> None:
     """Have the C library return freed memory to the system, if it has ``malloc_trim``."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = getattr(_C_LIBRARY, "malloc_trim", None)
     if trim is not None:
         trim(0)

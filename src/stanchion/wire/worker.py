@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import sys
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import force_setattr
 
 from stanchion.core.json_value import JsonValue
 from stanchion.wire.identifiers import (
@@ -24,6 +26,10 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pass
 
 
+_CAN_SHARE: Final = sys.version_info[:2] != (3, 12)
+"""The first versions of Python 3.12 never free an interned text."""
+
+
 class LeaseRequest(_Request, frozen=True, kw_only=True):
     """Lease jobs; wait up to ``wait_s`` if none is ready."""
 
@@ -31,6 +37,11 @@ class LeaseRequest(_Request, frozen=True, kw_only=True):
     topics: Annotated[tuple[TopicName, ...], Meta(min_length=1, max_length=1000)]
     max_jobs: Limit = 1
     wait_s: WaitS = 0
+
+    def __post_init__(self) -> None:
+        if self.wait_s and _CAN_SHARE:
+            # Hundreds of workers wait for the same topics: they share the texts.
+            force_setattr(self, "topics", tuple(map(sys.intern, self.topics)))
 
 
 class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
