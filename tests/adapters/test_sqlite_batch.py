@@ -186,7 +186,7 @@ async def test_what_a_caller_asked_for_that_left_meanwhile_does_not_become_true(
 ) -> None:
     def leave(db: Database) -> int:
         if early.is_wanted:
-            early.time_out("writer", 2.0)
+            early.time_out("writer")
         db.run(_PUT, line=2)
         return 2
 

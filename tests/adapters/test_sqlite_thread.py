@@ -44,6 +44,24 @@ async def test_a_caller_waits_no_longer_than_it_said() -> None:
     assert book.lines == []
 
 
+async def test_each_caller_waits_as_long_as_it_said_though_they_share_a_timer() -> None:
+    async with _thread() as (thread, book):
+        gate = await _occupy(thread)
+        waits_s = {"second": 0.02, "first": 0.01, "third": 0.03}
+        ended: list[str] = []
+
+        async def wait(name: str, wait_s: float) -> None:
+            with pytest.raises(BackendTimeout, match=rf"no answer within {wait_s} s"):
+                await thread.call(lambda book: book.write(1), wait_s=wait_s)
+            ended.append(name)
+
+        await asyncio.gather(*(wait(name, wait_s) for name, wait_s in waits_s.items()))
+        assert ended == ["first", "second", "third"]
+        gate.set()
+        assert await thread.call(lambda book: book.write(2), wait_s=_LONG_S) == 2
+    assert book.lines == [2]
+
+
 async def test_a_caller_who_was_cancelled_before_its_turn_is_passed_over() -> None:
     async with _thread() as (thread, book):
         gate = await _occupy(thread)

@@ -72,7 +72,7 @@ from stanchion.core.workflow import (
     SubworkflowSpec,
     Workflow,
 )
-from tests.core.world import START, World, discarded, failed, pending_run, planned, succeeded
+from tests.core.world import START, World, died, discarded, failed, pending_run, planned, succeeded
 
 A, B, C, D = (StepId(name) for name in "abcd")
 
@@ -443,6 +443,14 @@ def test_a_dead_job_leaves_the_run_waiting_until_it_is_replayed() -> None:
     assert world.run.output == {"a": "at last"}
 
 
+@pytest.mark.parametrize(("deliveries", "often"), [(1, "once"), (5, "5 times")])
+def test_the_timeline_counts_the_deliveries_of_a_dead_job(deliveries: int, often: str) -> None:
+    world = started(workflow(a=job()))
+    world.feed(msgspec.structs.replace(died(world.job("a")), deliveries=deliveries))
+    [entry] = [each for each in world.timeline if each.what == "job_died"]
+    assert entry.detail == f"delivered {often} without a result"
+
+
 def test_an_earlier_death_or_replay_changes_nothing_about_a_job_that_was_replayed() -> None:
     world = started(workflow(a=job()))
     world.die("a")
@@ -616,6 +624,18 @@ def test_the_list_of_approvals_has_all_that_a_person_is_shown() -> None:
         message="Pay?",
         data_schema=schema,
     )
+
+
+@pytest.mark.parametrize(
+    ("decision_s", "step_s", "expires_s"), [(None, None, None), (None, 3, 3), (2, 3, 2), (5, 3, 3)]
+)
+def test_an_approval_expires_with_its_time_limit_or_that_of_its_step(
+    decision_s: float | None, step_s: float | None, expires_s: int | None
+) -> None:
+    ask = ApprovalSpec(decision_timeout_s=decision_s, timeout_s=step_s)
+    world = started(workflow("payout", a=ask))
+    expires_at = None if expires_s is None else Instant(START + expires_s * 1_000)
+    assert world.approvals[A].expires_at == expires_at
 
 
 def test_a_message_that_cannot_be_rendered_fails_the_step() -> None:

@@ -166,11 +166,18 @@ import hashlib, sys
 from random import Random
 import msgspec
 import pytest
-from hypothesis import seed, settings, given, Phase
+from hypothesis import HealthCheck, Phase, given, settings
 from tests.core.strategies import INPUTS, RETRIES, drive, families
 from tests.core.world import START, World, pending_run, planned
 digest = hashlib.sha256()
-@settings(max_examples=40, derandomize=True, database=None, phases=[Phase.generate])
+@settings(
+    max_examples=40,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(families(), INPUTS)
 def play(family, run_input):
     plan = planned(*family)

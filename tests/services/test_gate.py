@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -324,6 +325,37 @@ async def test_a_batch_pauses_between_its_steps_while_other_tenants_start_runs(
     assert await longest_pause_s("alone", 1_000) < 0.006
     await house.start(tenant=TenantId("globex"))
     assert await longest_pause_s("beside", 200) > 0.009
+
+
+@virtual
+async def test_a_batch_prepares_no_more_steps_ahead_after_other_tenants_have_gone(
+    gates: Gatehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await gates.define(None)
+    house = gates.add()
+    house.store.each_way_s = 0.05
+    prepared, ahead = 0, [0]
+
+    def prepare(admissions: Sequence[Admission]) -> Sequence[Admission]:
+        nonlocal prepared
+        prepared += 1
+        ahead.append(prepared - house.store.calls["admit_many"])
+        return house.store.real.prepare_admissions(admissions)
+
+    monkeypatch.setattr(house.store, "prepare_admissions", prepare)
+
+    async def most_ahead(key: str, rows: int) -> int:
+        ahead.clear()
+        given = [StartRow({}, {}, f"{key}-{number}") for number in range(rows)]
+        answers = await house.gate.start_many(ACME, WorkflowId("plain"), given, actor="caller")
+        assert [type(answer) for answer in answers] == [RunStarted] * rows
+        return max(ahead)
+
+    await house.started()
+    alone = await most_ahead("alone", 10 * house.store.admissions_max)
+    await house.start(tenant=TenantId("globex"))
+    # After a second, and eight steps that were sent one by one, the other tenant has gone.
+    assert await most_ahead("beside", 30 * 50) == alone
 
 
 @virtual

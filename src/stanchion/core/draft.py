@@ -106,6 +106,15 @@ class _Decision:
         self.work_max = float("inf") if work_max is None else work_max
 
 
+class _States(dict[StepId, Step]):
+    """The states of steps that have left the initial one; it has that of all others as well."""
+
+    __slots__ = ()
+
+    def __missing__(self, _step_id: StepId) -> Step:
+        return _UNTOUCHED
+
+
 class Draft:
     """The working copy of one decision: reads fall through to the run, writes stay here."""
 
@@ -139,9 +148,9 @@ class Draft:
         self.unsettled: deque[StepId] = deque()
         """Steps that just ended or became reachable, and whose consequences are not applied yet."""
         self._steps: dict[StepId, Step] = {}
-        """Those that changed; ``_states`` has all that have left their initial state, and in an
-        item those of the item."""
-        self._states = run.steps.copy() if decision is None else {}
+        """Those that changed."""
+        self.states = _States(run.steps if decision is None else ())
+        """The current state of every step, in an item of its steps. To be changed with ``put``."""
         self._items: dict[ItemKey, Item] = {}
         self._decision = _Decision(work_max) if decision is None else decision
         self._effects = self._decision.effects
@@ -170,11 +179,11 @@ class Draft:
 
     def step(self, step_id: StepId) -> Step:
         """The current state of the step."""
-        return self._states.get(step_id, _UNTOUCHED)
+        return self.states[step_id]
 
     def steps_so_far(self) -> Iterable[tuple[StepId, Step]]:
         """Every step that has left its initial state, with its current state."""
-        return self._states.items()
+        return self.states.items()
 
     def item(self, key: ItemKey) -> Item:
         """The current state of the item. It must be one that ``items_to_read`` returned."""
@@ -215,7 +224,7 @@ class Draft:
             scope["input"] = self.scope_input(parent)
         if "steps" in expression.uses:
             scope["steps"] = {
-                name: _shown(self.step(visible[name]))
+                name: _shown(self.states[visible[name]])
                 for name in expression.references
                 if name in visible
             }
@@ -273,8 +282,8 @@ class Draft:
     def put(self, step_id: StepId, step: Step) -> None:
         """Set the state of a step."""
         if self._outputs_weight is not None:
-            self._outputs_weight += _weight(step) - _weight(self.step(step_id))
-        self._steps[step_id] = self._states[step_id] = step
+            self._outputs_weight += _weight(step) - _weight(self.states[step_id])
+        self._steps[step_id] = self.states[step_id] = step
 
     def put_item(self, key: ItemKey, item: Item) -> None:
         """Set the state of an item."""
@@ -334,7 +343,7 @@ class Draft:
 
         A step whose output exceeds the size left for the run fails, and is not retried.
         """
-        if self.step(step.id).status.is_active and step.timeout_s is not None:
+        if self.states[step.id].status.is_active and step.timeout_s is not None:
             self.then(ClearTimer(self.timeout_of(step.id)))
         output_bytes = 0 if output is None else size_of(output)
         if failures:
@@ -348,7 +357,7 @@ class Draft:
     def _excess(self, step_id: StepId, output_bytes: int) -> Failure | None:
         """The failure of the step if its output exceeds the size left for the run."""
         if self._outputs_weight is None:
-            self._outputs_weight = sum(_weight(step) for _, step in self.steps_so_far())
+            self._outputs_weight = sum(map(_weight, self.states.values()))
         # The size as a JSON list: a comma or a bracket after each output, one bracket before them.
         size = self._outputs_weight + output_bytes + 2
         if size <= limits.RUN_OUTPUT_BYTES_MAX:
@@ -387,7 +396,7 @@ class Draft:
         inside = list(step.body.steps) if step.body is not None else []
         while inside:
             child = self.plan.steps[inside.pop()]
-            before = self.step(child.id).status
+            before = self.states[child.id].status
             if not before.is_finished:
                 if before.is_active:
                     self.stop(child.id)
@@ -403,7 +412,7 @@ class Draft:
         done: _Done = _NOTHING,
         error: Failure | None = None,
     ) -> None:
-        before = self.step(step_id)
+        before = self.states[step_id]
         wait = before.wait
         self.put(
             step_id,
@@ -433,7 +442,7 @@ class Draft:
     ) -> None:
         """Set the status and result, and close every unfinished step."""
         for step_id in self.plan.steps:
-            before = self.step(step_id).status
+            before = self.states[step_id].status
             if not before.is_finished:
                 self._close(step_id, status_inside(StepStatus(status), before))
         self.unsettled.clear()
@@ -444,6 +453,7 @@ class Draft:
 
     def transition(self, ignored: tuple[Ignored | None, ...]) -> Transition:
         """The changes as a transition."""
+        before = self.run.steps
         return Transition(
             status=self.status,
             output=self.output,
@@ -453,7 +463,7 @@ class Draft:
             steps={
                 step_id: step
                 for step_id, step in self._steps.items()
-                if step != self.run.step(step_id)
+                if step != before.get(step_id, _UNTOUCHED)
             },
             items=self._items,
             effects=tuple(self._effects),
@@ -479,7 +489,7 @@ class ItemDraft(Draft):
         self._item = item
         assert isinstance(item.input, dict), "checked when the item began"
         self._inputs = {step_id: item.input}
-        self._states = item.steps.copy()
+        self.states = _States(item.steps)
 
     def note(
         self,
@@ -496,7 +506,7 @@ class ItemDraft(Draft):
 
     def stop(self, step_id: StepId) -> None:
         """Revoke the open job of a step of this item only, and clear its timers."""
-        state = self.step(step_id)
+        state = self.states[step_id]
         if self.plan.steps[step_id].timeout_s is not None:
             self.then(ClearTimer(self.timeout_of(step_id)))
         match state.wait:
@@ -514,7 +524,7 @@ class ItemDraft(Draft):
     ) -> None:
         """End the item: close every unfinished step, revoke their jobs, clear their timers."""
         for step_id in self.plan.steps:
-            if self.step(step_id).status.is_active:
+            if self.states[step_id].status.is_active:
                 self.stop(step_id)
         self.close_all(status, output=output, error=error)
         super().note(
@@ -527,7 +537,7 @@ class ItemDraft(Draft):
     def changed_item(self) -> Item:
         """The item after the decision."""
         status = StepStatus(self.status)
-        steps = self._states
+        steps = dict(self.states)
         if not status.is_finished:
             return msgspec.structs.replace(self._item, status=status, attempt=1, steps=steps)
         return msgspec.structs.replace(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Final
 
 import msgspec
@@ -93,10 +94,9 @@ def added(figures: Sequence[GateFigures]) -> GateFigures:
 
 
 def _sums(waits: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    return tuple(
-        sum(each[bucket] for each in waits if bucket < len(each))
-        for bucket in range(len(WAIT_BOUNDS_MS))
-    )
+    """The sum of each bucket. Replicas of other versions may report fewer buckets, or more."""
+    none = (0,) * len(WAIT_BOUNDS_MS)
+    return tuple(map(sum, zip_longest(none, *waits, fillvalue=0)))[: len(none)]
 
 
 def percentile_ms(waits: Sequence[int], share: float) -> int | None:

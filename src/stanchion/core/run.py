@@ -51,6 +51,7 @@ from stanchion.core.model import (
     OnJob,
     Run,
     RunStatus,
+    Stamp,
     Step,
     StepId,
     StepStatus,
@@ -329,7 +330,7 @@ def _handle(draft: Draft, step_id: StepId | None, event: Event) -> Ignored | Non
     step = None if step_id is None else _step_of(draft, step_id)
     if step is None:
         return Ignored.UNKNOWN_STEP
-    if not draft.step(step.id).status.is_active:
+    if not draft.states[step.id].status.is_active:
         return Ignored.NOT_WAITING_FOR_IT
     if step.id != step_id:
         return foreach.handle_inside(draft, step, event, _handle_inside)
@@ -362,7 +363,7 @@ def _handle_inside(draft: ItemDraft, event: Event | None) -> Ignored | None:
 def _note_return(draft: Draft, event: JobReturned) -> Ignored | None:
     """Write to the timeline that a worker lost the job. Nothing else changes."""
     around = draft.plan.item_steps.get(event.step_id, event.step_id)
-    if not draft.step(around).status.is_active:
+    if not draft.states[around].status.is_active:
         return Ignored.NOT_WAITING_FOR_IT
     draft.note(
         "job_returned",
@@ -427,7 +428,7 @@ def _settle(draft: Draft) -> None:
     """Start every step that can start and end every step that has ended, until none is left."""
     while draft.unsettled:
         step = draft.plan.steps[draft.unsettled.popleft()]
-        if draft.step(step.id).status.is_finished:
+        if draft.states[step.id].status.is_finished:
             draft.unsettled.extend(step.dependants)
             _close_around(draft, step.parent)
         else:
@@ -436,21 +437,23 @@ def _settle(draft: Draft) -> None:
 
 def _consider(draft: Draft, step: PlannedStep) -> None:
     """Start, skip or cancel a pending step if all steps it needs have ended."""
-    if draft.step(step.id).status is not StepStatus.PENDING:
+    if draft.states[step.id].status is not StepStatus.PENDING:
         return
-    needed = [draft.step(need).status for need in step.needs]
-    if not all(status.is_finished for status in needed):
-        return
-    for need, status in zip(step.needs, needed, strict=True):
-        if not (status.satisfies_needs or draft.plan.steps[need].is_satisfied_by(status)):
-            error = Failure("upstream_failed", f"'{need}' has {_words(status)}", step.id)
-            draft.end(step, StepStatus.CANCELLED, error=error)
+    error: Failure | None = None
+    for need in step.needs:
+        status = draft.states[need].status
+        if not status.is_finished:
             return
+        if not (status.satisfies_needs or draft.plan.steps[need].is_satisfied_by(status)):
+            error = error or Failure("upstream_failed", f"'{need}' has {_words(status)}", step.id)
+    if error is not None:
+        draft.end(step, StepStatus.CANCELLED, error=error)
+        return
     if step.condition is not None:
         try:
             holds = draft.evaluate(step, step.condition)
-        except ExpressionError as error:
-            failure = Failure("expression_error", f"when: {error}", step.id)
+        except ExpressionError as wrong:
+            failure = Failure("expression_error", f"when: {wrong}", step.id)
             draft.end(step, StepStatus.FAILED, error=failure)
             return
         if not holds:
@@ -464,12 +467,12 @@ def _close_around(draft: Draft, parent: StepId | None) -> None:
     around = None if parent is None or parent == draft.root else draft.plan.steps[parent]
     body = draft.plan.body if around is None else around.body
     assert body is not None
-    if around is not None and not draft.step(around.id).status.is_active:
+    if around is not None and not draft.states[around.id].status.is_active:
         return
-    states = [draft.step(step_id) for step_id in body.steps]
-    if not all(state.status.is_finished for state in states):
-        return
-    outcome = _outcome(draft, parent, body, states)
+    for step_id in body.steps:
+        if not draft.states[step_id].status.is_finished:
+            return
+    outcome = _outcome(draft, parent, body, [draft.states[step_id] for step_id in body.steps])
     if isinstance(outcome, Failure):
         if around is None:
             draft.finish(RunStatus.FAILED, error=outcome)
@@ -493,7 +496,7 @@ def _outcome(
             assert state.error is not None
             return state.error
     if body.output is None:
-        return _Given({name: draft.step(leaf).output for name, leaf in body.leaves.items()})
+        return _Given({name: draft.states[leaf].output for name, leaf in body.leaves.items()})
     try:
         return _Given(draft.evaluate_in(parent, body.visible, body.output))
     except ExpressionError as error:
@@ -502,11 +505,11 @@ def _outcome(
 
 def _show_status(draft: Draft) -> None:
     """Set ``running`` or ``waiting`` on the run and on sub-workflow steps, by their inner steps."""
+    active = {step_id: state for step_id, state in draft.steps_so_far() if state.status.is_active}
     moving: set[StepId | None] = set()
-    for step in reversed(tuple(draft.plan.steps.values())):
-        state = draft.step(step.id)
-        if not state.status.is_active:
-            continue
+    # Inner steps come after the step around them.
+    for step in reversed([step for step in draft.plan.steps.values() if step.id in active]):
+        state = active[step.id]
         if step.body is not None:
             status = StepStatus.RUNNING if step.id in moving else StepStatus.WAITING
             if state.status is not status:
@@ -561,10 +564,14 @@ _REVOKING: Final = frozenset({StopStep, RevokeJob})
 _STOPPED_WITH_WORK_LEFT: Final = frozenset({RunStatus.CANCELLED, RunStatus.TIMED_OUT})
 
 
-def evolve(run: Run, transition: Transition) -> Run:
-    """The run after the transition. The store sets stamp and fence, so they stay as read."""
+def evolve(run: Run, transition: Transition, *, stamp: Stamp | None = None) -> Run:
+    """The run after the transition, with this stamp.
+
+    Only the store can tell the next stamp and fence: unless given, they stay as read.
+    """
     return msgspec.structs.replace(
         run,
+        stamp=run.stamp if stamp is None else stamp,
         status=transition.status,
         output=transition.output,
         error=transition.error,

@@ -361,7 +361,11 @@ class Admitter:
 
         ``again`` prepares the start once more if a workflow has changed since it was read.
         """
-        async with await self._traced_gate(call, ready.admission.run) as held:
+        run = ready.admission.run
+        gate = await (self._gate(call, run) if call.span is None else self._traced_gate(call, run))
+        if gate is None:
+            return await self._decided(call, ready, again)
+        async with gate as held:
             if isinstance(held, admission_lock.GateLockTaken):
                 return await self._decided(call, ready, again)
             return self._without_lock(held)
@@ -395,7 +399,8 @@ class Admitter:
         """
         known, verdicts = [*rows], dict[int, Verdict]()
         stale: Sequence[int] = range(len(rows))
-        async with await self._traced_gate(call, rows[0].admission.run) as held:
+        gate = await self._traced_gate(call, rows[0].admission.run)
+        async with gate or nullcontext(admission_lock.GateLockTaken()) as held:
             if not isinstance(held, admission_lock.GateLockTaken):
                 return [self._without_lock(held)] * len(rows)
             for tried in range(TRIES_MAX):
@@ -487,7 +492,7 @@ class Admitter:
 
     async def _traced_gate(
         self, call: GateCall, run: Run
-    ) -> AbstractAsyncContextManager[admission_lock.Outcome]:
+    ) -> AbstractAsyncContextManager[admission_lock.Outcome] | None:
         tracing = telemetry.tracing
         if tracing is None or call.span is None:
             return await self._gate(call, run)
@@ -561,18 +566,22 @@ class Admitter:
 
     async def _gate(
         self, call: GateCall, run: Run
-    ) -> AbstractAsyncContextManager[admission_lock.Outcome]:
-        """Wait for the limiter, or return the tenant's lock, by the tenant's strategy."""
+    ) -> AbstractAsyncContextManager[admission_lock.Outcome] | None:
+        """Wait for the limiter, or return the tenant's lock, by the tenant's strategy.
+
+        ``None``: no lock is needed.
+        """
         if not run.holds_slot:
             # Without a slot there is no cap to check, so the lock is not needed.
             await self._take_turn(call)
-            return nullcontext(admission_lock.GateLockTaken())
+            return None
         override = await self.tenants.admission(call.tenant)
         how = effective_admission(self._settings(), override)
         match how.strategy:
             case Strategy.ATOMIC:
-                await self._take_turn(call)
-                return nullcontext(admission_lock.GateLockTaken())
+                if not call.has_turn:
+                    await self._take_turn(call)
+                return None
             case Strategy.LOCK:
                 return self._locked(call, how, run.risk)
             case _:

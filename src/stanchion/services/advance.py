@@ -822,7 +822,7 @@ class Advancer:
 
     def _note_commit(self, run: Run, plan: Plan, transition: Transition, done: Committed) -> None:
         """Remember the run as it was committed, and tell all that wait for it."""
-        after = replace(evolve(run, transition), stamp=done.stamp)
+        after = evolve(run, transition, stamp=done.stamp)
         if transition.status.is_finished:
             self._on_ended(after)
             tracing = telemetry.tracing

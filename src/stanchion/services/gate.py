@@ -82,9 +82,9 @@ from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
 from stanchion.services.work import Decider
 
 _NO_VERSION: Final = -1
+"""No workflow has this version: an admission with it can only be replayed, never admitted."""
 _NAME_BYTES: Final = 24
 """Of the random bits for an id and a nonce."""
-"""No workflow has this version: an admission with it can only be replayed, never admitted."""
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _ITEMS_AT_ONCE: Final = 1_000
 STEP_VALUES_MAX: Final = 250
@@ -232,6 +232,7 @@ class Gate:
                 ahead.append(turn)
                 if self._admitter.has_others(tenant):
                     await turn.is_sent.wait()
+                    ahead.clear()  # all of them are sent
                     took_s = (clock.moment() - began) / 1_000
                     await clock.sleep(min(_PAUSE_S_MAX, _PAUSE * took_s))
                 elif len(ahead) > (_STEPS_AHEAD if values_max is None else 0):
@@ -524,19 +525,29 @@ class Gate:
             )
             if answer is not None:
                 return answer
-        asked = await self._fingerprint(call, given)
-        pending = self._pending(call.tenant, linked, given.input, labels=given.labels)
-        pending = replace(pending, rerun_of=given.rerun_of, starter=given.starter or given.actor)
-        ready = await self._ready(call, linked.plan, pending, asked=asked, actor=given.actor)
-        if too_many := _too_many_items(ready.admission.transition):
-            return InvalidInput(too_many)
-        admission = replace(
-            ready.admission,
+        asked = "" if call.key is None else await self._fingerprint(call, given)
+        pending = self._pending(
+            call.tenant,
+            linked,
+            given.input,
+            labels=given.labels,
+            rerun_of=given.rerun_of,
+            starter=given.starter or given.actor,
+            traceparent=_traceparent(call),
+        )
+        ready = await self._ready(
+            call,
+            linked.plan,
+            pending,
+            asked=asked,
+            actor=given.actor,
             definitions=linked.definitions,
             tick=given.tick,
             queue=given.queue,
         )
-        return PreparedStart(admission, ready.plan)
+        if too_many := _too_many_items(ready.admission.transition):
+            return InvalidInput(too_many)
+        return ready
 
     async def _fingerprint(self, call: GateCall, given: _Given) -> str:
         """What tells requests with the same key apart; empty without a key."""
@@ -660,7 +671,7 @@ class Gate:
 
     # ── Runs that are ready to begin ────────────────────────────────────────────────────────────
 
-    def _pending(
+    def _pending(  # noqa: PLR0913 - what a run has, by keyword
         self,
         tenant: TenantId,
         linked: Linked,
@@ -668,6 +679,7 @@ class Gate:
         *,
         holds_slot: bool = True,
         labels: dict[str, str] | None = None,
+        rerun_of: RunId | None = None,
         starter: str | None = None,
         traceparent: str | None = None,
     ) -> Run:
@@ -684,24 +696,38 @@ class Gate:
             risk=linked.plan.risk,
             holds_slot=holds_slot,
             labels=labels or {},
+            rerun_of=rerun_of,
             starter=starter,
             traceparent=traceparent,
         )
 
-    async def _ready(
-        self, call: GateCall, plan: Plan, pending: Run, *, asked: str, actor: str
+    async def _ready(  # noqa: PLR0913 - what an admission has, by keyword
+        self,
+        call: GateCall,
+        plan: Plan,
+        pending: Run,
+        *,
+        asked: str,
+        actor: str,
+        definitions: dict[WorkflowId, int] | None = None,
+        tick: TickMark | None = None,
+        queue: QueueRequest = ANY_PLACE,
     ) -> PreparedStart:
         traced = _traceparent(call)
-        pending = replace(pending, starter=pending.starter or actor, traceparent=traced)
+        if pending.starter is None or pending.traceparent != traced:
+            pending = replace(pending, starter=pending.starter or actor, traceparent=traced)
         began = StartRequested(actor=actor)
         transition = await self._decider.decide(plan, pending, (began,), pending.created_at)
         stamp = Stamp(1, self._context.entropy.token())
         admission = Admission(
-            run=replace(evolve(pending, transition), stamp=stamp),
+            run=evolve(pending, transition, stamp=stamp),
             before=pending if pending.holds_slot else None,
             transition=transition,
             key=call.key,
             fingerprint=asked,
+            definitions=definitions or {},
+            tick=tick,
+            queue=queue,
             # A run without a slot is limited by rate, also when it is a rerun.
             is_rate_limited=not pending.holds_slot,
             budget=dict(plan.budget),

@@ -8,15 +8,20 @@ have labels of their own; the rest are counted as ``other``.
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from itertools import accumulate
 from typing import Final
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import Exemplar, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from stanchion import telemetry
 from stanchion.core.budget import BudgetStanding
@@ -82,6 +87,76 @@ class TenantLabels:
             return OTHER
         named.add(workflow)
         return workflow
+
+
+class LoopHistogram(Collector):
+    """A histogram that only the thread of the event loop observes: each start does, or each run.
+
+    The client library's takes a lock for the sum and for the bucket, and looks for the bucket in
+    Python. What is scraped is the same.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str] = (),
+        *,
+        buckets: Sequence[float],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._labelnames = tuple(labels)  # as the library has it: the reference is made from it
+        self._bounds = (*buckets, float("inf"))
+        self._bound_labels = [str(floatToGoString(each)) for each in self._bounds]  # type: ignore[no-untyped-call] # theirs has no annotations
+        self._series: dict[tuple[str, ...], HistogramSeries] = {}
+        if not labels:
+            self.series()
+        registry.register(self)
+
+    def series(self, *labels: str) -> HistogramSeries:
+        """The observations with these values of the labels, in their order."""
+        return self._series.setdefault(labels, HistogramSeries(self._bounds))
+
+    def describe(self) -> Iterable[Metric]:
+        """The metric without its values."""
+        return [HistogramMetricFamily(self._name, self._text, labels=self._labelnames)]
+
+    def collect(self) -> Iterable[Metric]:
+        """The metric as it is scraped."""
+        found = HistogramMetricFamily(self._name, self._text, labels=self._labelnames)
+        # Scraped in another thread, perhaps, while a request adds a series.
+        for labels, series in list(self._series.items()):
+            buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+            pairs = zip(self._bound_labels, accumulate(series.counts), strict=True)
+            for place, (bound, count) in enumerate(pairs):
+                exemplar = series.exemplars.get(place)
+                buckets.append((bound, count) if exemplar is None else (bound, count, exemplar))
+            found.add_metric(labels, buckets, series.sum)
+        return [found]
+
+
+class HistogramSeries:
+    """The observations with the same labels."""
+
+    __slots__ = ("_bounds", "counts", "exemplars", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * len(bounds)
+        """By bucket, not added up."""
+        self.sum = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
+        """The last one of each bucket that has one."""
+
+    def observe(self, value: float, exemplar: dict[str, str] | None = None) -> None:
+        """Count a value. ``exemplar`` names the trace of this one."""
+        place = bisect_left(self._bounds, value)
+        self.counts[place] += 1
+        self.sum += value
+        if exemplar is not None:
+            self.exemplars[place] = Exemplar(exemplar, value, time.time())
 
 
 # From a decision in memory to the longest wait budget that can be set.
@@ -198,7 +273,7 @@ class AdmissionSignals:
             ["tenant", "workflow", "outcome"],
             registry=registry,
         )
-        self._wait = Histogram(
+        self._wait = LoopHistogram(
             "stanchion_admission_wait_seconds",
             "Time that calls spent in the gate, for all answers.",
             ["tenant", "endpoint"],
@@ -206,7 +281,7 @@ class AdmissionSignals:
             registry=registry,
         )
         self._decided: dict[tuple[str, str, str], Counter] = {}
-        self._waited: dict[tuple[str, AdmissionEndpoint], Histogram] = {}
+        self._waited: dict[tuple[str, AdmissionEndpoint], HistogramSeries] = {}
 
     def decided(
         self,
@@ -236,7 +311,7 @@ class AdmissionSignals:
         key = (self._labels.tenant(tenant), endpoint)
         child = self._waited.get(key)
         if child is None:
-            child = self._waited[key] = self._wait.labels(*key)
+            child = self._waited[key] = self._wait.series(key[0], str(endpoint))
         child.observe(waited_s, exemplar)
 
     def lock_failed(self, name: str, error: str) -> None:
@@ -328,12 +403,12 @@ class EngineSignals:
             for status in RunStatus
             if status.is_finished
         }
-        self._duration = Histogram(
+        self._duration = LoopHistogram(
             "stanchion_run_duration_seconds",
             "From admission to the end.",
             buckets=_RUN_BUCKETS_S,
             registry=registry,
-        )
+        ).series()
         self._burst = Histogram(
             "stanchion_lock_busy_retry_burst",
             "Lock-busy retries in each 500 ms that had any.",

@@ -415,8 +415,13 @@ class Decider:
         self, plan: Plan, run: Run, events: Sequence[Event], now: Instant
     ) -> Transition:
         """The transition that ``decide_all`` returns for these events."""
-        transition = await self._decided(plan, run, events, now)
-        self._charge(run, transition)
+        transition = self.decide_at_once(plan, run, events, now)
+        if transition is None:
+            assert self._executor is not None, "without one, no decision takes too long"
+            transition = await self._executor.run(
+                run.tenant, lambda: decide_all(plan, run, events, now), may_refuse=False
+            )
+            self._charge(run, transition)
         return transition
 
     async def decide_each(
@@ -460,13 +465,16 @@ class Decider:
     ) -> Transition | None:
         """Like ``decide``, on the event loop; ``None`` if it would take too long for that."""
         work_max = None if self._executor is None else LOOP_WORK_MAX
-        if work_max is not None and self.budget.wait_ms(run.tenant):
+        budget = self.budget
+        if work_max is not None and budget.wait_ms(run.tenant):
             return None
+        begun_s = budget.stopwatch.wall_s()
         try:
-            with self.budget.measured(run.tenant):
-                transition = decide_all(plan, run, events, now, work_max=work_max)
+            transition = decide_all(plan, run, events, now, work_max=work_max)
         except DecisionTooLong:
             return None
+        finally:
+            budget.charge(run.tenant, budget.stopwatch.since(begun_s))
         self._charge(run, transition)
         return transition
 
@@ -474,22 +482,6 @@ class Decider:
         effects = len(transition.effects)
         if effects > _FREE_EFFECTS:
             self.budget.charge(run.tenant, effects * _EFFECT_S)
-
-    async def _decided(
-        self, plan: Plan, run: Run, events: Sequence[Event], now: Instant
-    ) -> Transition:
-        if self._executor is None:
-            with self.budget.measured(run.tenant):
-                return decide_all(plan, run, events, now)
-        if not self.budget.wait_ms(run.tenant):
-            try:
-                with self.budget.measured(run.tenant):
-                    return decide_all(plan, run, events, now, work_max=LOOP_WORK_MAX)
-            except DecisionTooLong:
-                pass
-        return await self._executor.run(
-            run.tenant, lambda: decide_all(plan, run, events, now), may_refuse=False
-        )
 
 
 class Deadline:

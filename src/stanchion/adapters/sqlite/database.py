@@ -64,8 +64,12 @@ class Database:
         self.connection = connection
         self.path = path
         self.pending = Pending(connection.execute)
+        self.later = self.pending.add
+        """Insert a row, at the end of the batch at the latest."""
         self._execute = connection.execute
         self._clock = clock
+        self.now: Callable[[], Instant] = clock.now
+        """The time of the store."""
         self._file = _file_at(path)
         self.upcoming: deque[Callable[[Database], Any]] = deque()
         """The operations of the batch after the present one: it may read for them as well."""
@@ -102,10 +106,6 @@ class Database:
                 f"{self.path}: removed or replaced while in use. Stop this process, put the file"
                 " back, and start again"
             )
-
-    def now(self) -> Instant:
-        """The time of the store."""
-        return self._clock.now()
 
     def ticket(self) -> int:
         """A number above all earlier ones that are in the file."""
@@ -148,13 +148,9 @@ class Database:
         self.pending.write()
         self._execute(statement, values)
 
-    def later(self, statement: str, **values: object) -> None:
-        """Insert a row, at the end of the batch at the latest."""
-        self.pending.add(statement, values)
-
     def settle(self, *whom: Hashable) -> None:
         """Write the pending rows if one of them concerns any of ``whom``."""
-        if any(map(self.pending.touched, whom)):
+        if self.pending.touches(whom):
             self.pending.write()
 
     def changed(self, statement: str, **values: object) -> int:
@@ -191,7 +187,7 @@ class Pending:
         self.known: dict[Hashable, Any] = {}
         """Values read from the file, valid until the pending rows are written."""
 
-    def add(self, statement: str, values: Mapping[str, object]) -> None:
+    def add(self, statement: str, **values: object) -> None:
         """Add a row. Rows of one statement keep their order."""
         self._rows.setdefault(statement, []).append(_insert(statement).row(values))
 
@@ -202,6 +198,10 @@ class Pending:
     def touched(self, whom: Hashable) -> int:
         """The number of pending rows that concern ``whom``."""
         return self._touched.get(whom, 0)
+
+    def touches(self, whom: Iterable[Hashable]) -> bool:
+        """Whether a pending row concerns any of them."""
+        return not self._touched.keys().isdisjoint(whom)
 
     def write(self) -> None:
         """Write all pending rows."""

@@ -25,6 +25,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from operator import attrgetter
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -45,11 +46,18 @@ _CLOSE_WAIT_S: Final = 30.0
 class ThreadCall(Generic[_Thing]):
     """The request of one caller, and its answer once there is one."""
 
-    __slots__ = ("_answer", "_error", "act", "future", "is_wanted", "loop")
+    __slots__ = ("_answer", "_error", "act", "due_s", "future", "is_wanted", "loop", "wait_s")
 
-    def __init__(self, act: Callable[[_Thing], Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        act: Callable[[_Thing], Any],
+        loop: asyncio.AbstractEventLoop,
+        wait_s: float = float("inf"),
+    ) -> None:
         self.act = act
         self.loop = loop
+        self.wait_s = wait_s
+        self.due_s = loop.time() + wait_s
         self.future: asyncio.Future[Any] = loop.create_future()
         self.is_wanted = True
         """Whether the caller still waits. Set to false once, on the thread of the caller."""
@@ -78,12 +86,48 @@ class ThreadCall(Generic[_Thing]):
         else:
             self.future.set_exception(self._error)
 
-    def time_out(self, thread: str, wait_s: float) -> None:
+    def time_out(self, thread: str) -> None:
         """End the wait without an answer. Called on the thread of the caller."""
         if not self.future.done():
             self.is_wanted = False
-            message = f"{thread}: no answer within {wait_s:g} s"
+            message = f"{thread}: no answer within {self.wait_s:g} s"
             self.future.set_exception(BackendTimeout(message))
+
+
+class _Timeouts:
+    """Ends the waits of an event loop's calls that are over.
+
+    One timer for all of them: to set and cancel one for each call takes longer than the rest of
+    the hand-over.
+    """
+
+    def __init__(self, thread: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.waiting: dict[ThreadCall[Any], None] = {}
+        self._thread = thread
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_s = 0.0
+
+    def watch(self, call: ThreadCall[Any]) -> None:
+        """Let the call time out when it is due, unless it is removed from ``waiting`` before."""
+        self.waiting[call] = None
+        # The timer may be that of a call that has ended: it is then set again when it fires.
+        if self._timer is None or call.due_s < self._timer_due_s:
+            self._set_timer(call.due_s)
+
+    def _set_timer(self, due_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_due_s = self.loop.call_at(due_s, self._look), due_s
+
+    def _look(self) -> None:
+        self._timer = None
+        now_s = self.loop.time()
+        for call in [each for each in self.waiting if each.due_s <= now_s]:
+            del self.waiting[call]
+            call.time_out(self._thread)
+        if self.waiting:
+            self._set_timer(min(each.due_s for each in self.waiting))
 
 
 Serve: TypeAlias = Callable[[_Thing, Sequence[ThreadCall[_Thing]]], None]
@@ -111,6 +155,8 @@ class WorkerThread(Generic[_Thing]):
         """``None`` marks the end of the queue."""
         self._entering = threading.Lock()
         self._is_closing = False
+        self._timeouts: _Timeouts | None = None
+        """Those of the event loop that called last."""
         self._opened: Future[None] = Future()
         self._ended: Future[None] = Future()
         # Not cancellable: a caller that stops waiting for the end does not prevent it.
@@ -142,13 +188,16 @@ class WorkerThread(Generic[_Thing]):
     async def call(self, act: Callable[[_Thing], _Answer], *, wait_s: float) -> _Answer:
         """Run ``act`` on the thread; returns its result. Waits at most ``wait_s``."""
         loop = asyncio.get_running_loop()
-        call = ThreadCall(act, loop)
+        call = ThreadCall(act, loop, wait_s)
         self._enqueue(call)
-        timer = loop.call_later(wait_s, call.time_out, self._name, wait_s)
+        timeouts = self._timeouts
+        if timeouts is None or timeouts.loop is not loop:
+            timeouts = self._timeouts = _Timeouts(self._name, loop)
+        timeouts.watch(call)
         try:
             answer: _Answer = await call.future
         finally:
-            timer.cancel()
+            timeouts.waiting.pop(call, None)
             call.is_wanted = False
         return answer
 
@@ -241,13 +290,13 @@ def write_together(database: Database, calls: Sequence[ThreadCall[Database]]) ->
         while True:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                database.upcoming.extend(call.act for call in calls)
+                database.upcoming.extend(map(_ACT, calls))
                 served = [call for call in calls if serve(database, call)]
                 _write_pending(database)
             except _Failed:
                 serve = _write_apart
             else:
-                if all(call.is_wanted for call in served):
+                if all(map(_IS_WANTED, served)):
                     break
             _end(database, "ROLLBACK")
             for call in calls:
@@ -260,6 +309,10 @@ def write_together(database: Database, calls: Sequence[ThreadCall[Database]]) ->
         _end(database, "ROLLBACK")
         for call in calls:
             call.fail(translated(error, database.path))
+
+
+_ACT: Final = attrgetter("act")
+_IS_WANTED: Final = attrgetter("is_wanted")
 
 
 class _Failed(Exception):

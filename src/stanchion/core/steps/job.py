@@ -67,13 +67,13 @@ def start(draft: Draft, step: PlannedStep) -> None:
             step, StepStatus.FAILED, error=Failure("expression_error", f"input: {error}", step.id)
         )
         return
-    draft.begin(step, dispatch(draft, step, draft.index, draft.step(step.id), work))
+    draft.begin(step, dispatch(draft, step, draft.index, draft.states[step.id], work))
 
 
 def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
     """Apply the result of the job."""
     state = advance(
-        draft, step, draft.index, draft.step(step.id), event, lambda: _work(draft, step)
+        draft, step, draft.index, draft.states[step.id], event, lambda: _work(draft, step)
     )
     if isinstance(state, Ignored):
         return state
@@ -122,12 +122,13 @@ def advance(
         case JobDied(job_id=about, dispatch=number, deliveries=deliveries) if (
             state.wait == OnJob(about) and state.dispatch == number
         ):
+            often = "once" if deliveries == 1 else f"{deliveries} times"
             draft.note(
                 "job_died",
                 step.id,
                 item=item,
                 attempt=state.attempt,
-                detail=f"delivered {deliveries} times without a result",
+                detail=f"delivered {often} without a result",
             )
             return msgspec.structs.replace(state, status=StepStatus.WAITING, wait=OnReplay(about))
         case JobReplayed(job_id=about, dispatch=number) if (

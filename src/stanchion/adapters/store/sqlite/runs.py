@@ -227,7 +227,7 @@ def _read_to_settle(db: Database, first: Settling) -> None:
     """Read what this settle checks, and those after it that no pending row concerns."""
     together, left = [first], _READ_AHEAD_MAX
     for each in db.upcoming:
-        if isinstance(each, Settling) and not any(map(db.pending.touched, each.concerns)):
+        if isinstance(each, Settling) and not db.pending.touches(each.concerns):
             left -= len(each.results)
             if left < 0:
                 break
