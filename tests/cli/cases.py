@@ -22,7 +22,7 @@ from stanchion.core.why import WhyCode
 from stanchion.wire import admin, runs
 from stanchion.wire.schedules import MissedTickRow, ScheduleList, ScheduleRunRow, ScheduleView
 
-__all__ = ["CASES", "DEFINITION", "RUN", "SETTINGS", "Case"]
+__all__ = ["BATCH", "CASES", "DEFINITION", "RUN", "SETTINGS", "Case"]
 
 AT: Final = datetime(2026, 11, 15, 19, 0, 0, 123_000, tzinfo=UTC)
 LATER: Final = datetime(2026, 11, 15, 19, 0, 7, tzinfo=UTC)
@@ -330,7 +330,7 @@ CASES: Final = (
             )
         ),
         shape=runs.WorkflowUseList,
-        says=("acme    shared  2        2    5", "globex  own     1             0"),
+        says=("acme    shared  2        2    5", "globex  own     1        -    0"),
     ),
     Case(
         args=("workflow", "show", "research", "--version", "2"),
@@ -384,7 +384,7 @@ CASES: Final = (
             )
         ),
         shape=runs.BatchAnswer,
-        says=("0  200     07-01h", "1  200     07-02h"),
+        says=("1     200     07-01h", "3     200     07-02h"),  # line 2 is empty
         has_key=True,
     ),
     Case(
@@ -407,11 +407,20 @@ CASES: Final = (
         says=("nightly  research  0 2 * * * Europe/Berlin", "add --cursor next"),
     ),
     Case(
+        args=("schedule", "list", "--tenant", "*"),
+        asks=("GET", "/v1/schedules"),
+        query=PAGE,
+        answer=ScheduleList((SCHEDULE,)),
+        shape=ScheduleList,
+        says=("ID       TENANT   WORKFLOW", "nightly  default  research"),
+    ),
+    Case(
         args=("schedule", "show", "nightly"),
         asks=("GET", "/v1/schedules/nightly"),
         answer=SCHEDULE,
         shape=ScheduleView,
         says=(
+            "tenant    default",
             "catch up  none",
             "labels    team:red",
             'input     {"n": 1}',

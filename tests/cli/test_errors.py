@@ -135,8 +135,15 @@ def test_a_refusal_ends_with_its_code_and_names_the_fix(
 @pytest.mark.parametrize(
     ("args", "fix"),
     [
-        (("run", "show", "x"), "stanchion run list; of another tenant: add --tenant NAME"),
-        (("run", "show", "x", "--tenant", "acme"), "stanchion run list --tenant acme"),
+        (
+            ("run", "show", "x"),
+            "stanchion run list; of all tenants: stanchion run list --tenant '*'",
+        ),
+        (
+            ("run", "show", "x", "--tenant", "acme"),
+            "stanchion run list --tenant acme; of all tenants: stanchion run list --tenant '*'",
+        ),
+        (("run", "show", "x", "--tenant", "*"), "stanchion run list --tenant '*'"),
         (
             ("workflow", "show", "x"),
             "stanchion workflow list; of another tenant: add --tenant NAME",
@@ -146,11 +153,20 @@ def test_a_refusal_ends_with_its_code_and_names_the_fix(
         (("dead-letter", "replay", "x"), "stanchion dead-letter list"),
         (
             ("schedule", "show", "x"),
-            "stanchion schedule list; of another tenant: add --tenant NAME",
+            "stanchion schedule list; of all tenants: stanchion schedule list --tenant '*'",
         ),
-        (("schedule", "delete", "x", "--tenant", "acme"), "stanchion schedule list --tenant acme"),
+        (
+            ("schedule", "delete", "x", "--tenant", "a"),
+            (
+                "stanchion schedule list --tenant a;"
+                " of all tenants: stanchion schedule list --tenant '*'"
+            ),
+        ),
         (("limit", "show", "x"), "stanchion limit list"),
-        (("bulk", "show", "x", "--tenant", "acme"), "stanchion bulk list --tenant acme"),
+        (
+            ("bulk", "show", "x", "--tenant", "acme"),
+            "stanchion bulk list --tenant acme; of all tenants: stanchion bulk list --tenant '*'",
+        ),
         (("workflow", "show", "x", "--shared"), "stanchion workflow list --shared"),
         (("tenant", "show", "x"), "stanchion tenant list"),
     ],
@@ -271,7 +287,7 @@ HINTS = [
     (
         ("run", "show", "x", "--tenant", "acme"),
         problem(404, "not_found"),
-        ["stanchion run list --tenant acme"],
+        ["stanchion run list --tenant acme", "stanchion run list --tenant '*'"],
     ),
     (
         ("run", "start", "w", "--tenant", "acme"),
@@ -319,6 +335,22 @@ def test_a_hint_names_the_next_command_and_that_one_exists(
         assert known.code == 0
         for flag in (word for word in words if word.startswith("--")):
             assert flag in known.out
+
+
+@pytest.mark.parametrize(
+    ("rule", "fix"),
+    [
+        ("'kim' started the run and cannot decide step 'ask'", "another person must decide"),
+        ("step 'ask' cannot be decided: who started the run is unknown", "start it again"),
+    ],
+)
+def test_who_may_not_decide_is_not_told_to_create_another_key(
+    rule: str, fix: str, cli: Cli, server: Script
+) -> None:
+    server.says(problem(403, "forbidden", detail=f"not_by_starter: {rule}"))
+    hint = cli("approval", "approve", "07-01h", "ask").err.partition("fix: ")[2]
+    assert fix in hint
+    assert "key create" not in hint
 
 
 def test_a_command_that_reads_before_it_changes_names_the_role_of_the_change(

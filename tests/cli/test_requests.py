@@ -8,6 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stanchion.cli import session
@@ -15,6 +16,7 @@ from stanchion.cli.errors import Exit
 from stanchion.core.model import RunStatus
 from stanchion.core.rerun import RerunAction, RerunVersion
 from stanchion.wire import admin, runs
+from tests.cli.cases import BATCH
 from tests.cli.conftest import Cli
 from tests.cli.scripted import Said, Script, problem, running_script
 
@@ -404,6 +406,94 @@ def test_deleting_a_tenant_says_what_applies_now(
     assert refused.err.endswith("nothing was changed\n")
     assert len(server.requests) == 1
     assert cli("tenant", "delete", "acme", "--yes").code == Exit.OK
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        ((200, 202), Exit.OK),
+        ((429, 429), Exit.FULL),
+        ((200, 429), Exit.FULL),
+        ((429, 503), Exit.UNAVAILABLE),
+        ((404, 503), Exit.NOT_FOUND),
+        ((422, 404), Exit.FAILED),
+    ],
+)
+def test_a_batch_ends_with_the_code_of_the_refusal_that_a_retry_helps_least(
+    statuses: tuple[int, int], code: Exit, cli: Cli, server: Script
+) -> None:
+    server.says(Said({"results": [{"status": status} for status in statuses]}))
+    assert cli("run", "batch", "research", BATCH).code == code
+
+
+def test_a_batch_shows_lines_of_the_file_and_places_in_the_queue(cli: Cli, server: Script) -> None:
+    waits = {"status": 202, "run_id": "07-01h", "position": 3, "estimate_s": 20.0}
+    full = {"status": 429, "problem": {"detail": "max concurrent runs reached"}}
+    server.says(Said({"results": [waits, full]}))
+    outcome = cli("run", "batch", "research", BATCH)
+    assert outcome.out.splitlines() == [
+        "LINE  STATUS  RUN     DETAIL",
+        "1     202     07-01h  position 3, about 20 s",
+        "3     429     -       max concurrent runs reached",  # line 2 is empty
+    ]
+    assert outcome.err.startswith("not started: 1 of 2 runs; to try again: add\n")
+
+
+@pytest.mark.parametrize(
+    ("verb", "more"), [("set", ("--job-rate", "5")), ("show", ()), ("delete", ("--yes",))]
+)
+def test_a_tenant_that_is_named_twice_must_be_the_same(
+    verb: str, more: tuple[str, ...], cli: Cli, server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.says(Said(admin.TenantConfig(max_concurrent_runs=2)))
+    refused = cli("tenant", verb, "acme", "--tenant", "globex", *more)
+    assert refused.code == Exit.USAGE
+    assert "acme and --tenant globex contradict each other" in refused.err
+    assert server.requests == []
+    assert cli("tenant", verb, "acme", "--tenant", "acme", *more).code == Exit.OK
+    monkeypatch.setenv("STANCHION_TENANT", "globex")  # for other commands
+    assert cli("tenant", verb, "acme", *more).code == Exit.OK
+
+
+@pytest.mark.parametrize(("on_full", "is_told"), [("reject", True), ("queue", False)])
+def test_a_queue_of_a_tenant_that_rejects_needs_an_order(
+    on_full: str, is_told: bool, cli: Cli, server: Script
+) -> None:
+    server.says(Said({**msgspec.to_builtins(admin.TenantConfig()), "on_full": on_full}))
+    outcome = cli("tenant", "set", "acme", "--queue-max", "5")
+    assert ("stanchion tenant set acme --on-full queue\n" in outcome.err) is is_told
+    assert cli("tenant", "set", "acme", "--job-rate", "5").err == ""
+
+
+def test_a_tenant_without_a_configuration_is_said_to_have_none(cli: Cli, server: Script) -> None:
+    def row(name: str, *, is_configured: bool) -> admin.TenantRow:
+        return admin.TenantRow(
+            tenant=name,
+            max_concurrent_runs=10,
+            job_rate_per_s=None,
+            admission=None,
+            is_configured=is_configured,
+        )
+
+    rows = row("acme", is_configured=True), row("seen", is_configured=False)
+    pages = Said(admin.TenantList(rows[:1], "next")), Said(admin.TenantList(rows[1:]))
+    for name, said in (
+        ("acme", ""),
+        ("seen", "not configured: these are the defaults\n"),
+        ("nosuch", "not configured: these are the defaults\n"),
+    ):
+        server.says(Said(admin.TenantConfig()), *pages)
+        assert cli("tenant", "show", name).err == said
+        server.says(Said(admin.TenantConfig(max_concurrent_runs=2)))
+        assert cli("tenant", "show", name).err == ""
+
+
+@pytest.mark.parametrize(("count", "line"), [(1, "1 run\n"), (2, "2 runs\n")])
+def test_a_preview_of_a_bulk_action_counts_in_english(
+    count: int, line: str, cli: Cli, server: Script
+) -> None:
+    server.says(Said({"matched": count, "by_tenant": {}}))
+    assert cli("bulk", "start", "cancel", "--dry-run").out == line
 
 
 # ── Applying files ───────────────────────────────────────────────────────────────────────────────

@@ -156,17 +156,60 @@ def test_at_80_columns_what_the_next_command_takes_is_whole(server: Script) -> N
         "request_id": request,
         "left_out": 0,
     }
-    for command, rows, wanted in (
-        ("audit", {"entries": [entry]}, (subject, "run.cancel")),
-        ("decision", {"decisions": [refusal]}, (key, request, "full")),
+    one, all_tenants = ("--tenant", "a-tenant-with-a-long-name"), ()
+    for command, whose, rows, wanted in (
+        ("audit", one, {"entries": [entry]}, (subject, "run.cancel")),
+        ("audit", all_tenants, {"entries": [entry]}, (subject, "run.cancel", "TENANT")),
+        ("decision", one, {"decisions": [refusal]}, (key, request, "full")),
+        (
+            *("decision", all_tenants, {"decisions": [refusal]}),
+            ("a-tenant-with-a-long-name", "…6b1f7a11", "…2c3-2041", "full"),
+        ),
     ):
         server.says(Said({**rows, "cursor": None}))
-        seen = on_terminal(command, "list", "--url", server.url, env={"NO_COLOR": "1"}, columns=80)
+        args = (command, "list", "--url", server.url, *whose)
+        seen = on_terminal(*args, env={"NO_COLOR": "1"}, columns=80)
         assert set(wanted) <= set(seen.text.split()), command
+        assert max(map(len, seen.text.splitlines())) <= 80
+        assert "-o json shows all" in seen.text.splitlines()[-1]
+
+
+def test_at_80_columns_a_workflow_keeps_its_version(server: Script) -> None:
+    def row(name: str, version: int, error: Failure | None = None) -> runs.RunRow:
+        return runs.RunRow(
+            run_id="391m7hyamb0c54vpc3gd7bz",
+            tenant="acme",
+            workflow_id=name,
+            workflow_version=version,
+            status=RunStatus.SUCCEEDED if error is None else RunStatus.TIMED_OUT,
+            created_at=RUN.created_at,
+            finished_at=RUN.created_at,
+            error=error,
+        )
+
+    late = Failure("step_timed_out", "took longer than 30 s", step=StepId("write"))
+    rows = (row("summarise", 1), row("summarise", 2), row("summarise", 2, late))
+    for more, whose, wanted in (
+        ((), (), ("summarise@1", "summarise@2")),
+        ((), ("--tenant", "*"), ("acme", "summarise@1", "summarise@2")),
+        ((row("quarterly-research-report", 17),), ("--tenant", "*"), ("acme", "quarter…@17")),
+    ):
+        server.says(Said(runs.RunList(rows + more)))
+        args = ("run", "list", "--url", server.url, *whose)
+        seen = on_terminal(*args, env={"NO_COLOR": "1"}, columns=80)
+        assert set(wanted) <= set(seen.text.split()), seen.text
+        assert "write: to" in seen.text
         assert max(map(len, seen.text.splitlines())) <= 80
 
 
-def test_only_cut_text_is_told_to_be_shortened() -> None:
+def test_short_ids_leave_room_for_spare_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = ("TENANT", SpareHeading("WORKFLOW"), "KEY")
+    monkeypatch.setenv("COLUMNS", "40")
+    shown = table(heads, [["a" * 16, "report", ident("k" * 32)]])
+    assert shown[1].split() == ["a" * 16, "report", "…" + "k" * 8]
+
+
+def test_only_missing_text_is_told_to_be_shortened() -> None:
     heads, moment = ("AT", "ID", SpareHeading("TENANT")), clock("2020-11-16T10:26:59Z")
     row = [moment, whole_ident("391m7hyamb0c54vpc3gd7bz"), "acme"]
 
@@ -175,7 +218,7 @@ def test_only_cut_text_is_told_to_be_shortened() -> None:
             patch.setenv("COLUMNS", str(columns))
             return "shortened" in table(heads[: len(cells)], [cells])[-1]
 
-    assert [remark(columns, *row) for columns in (100, 48, 44)] == [False] * 3
+    assert [remark(columns, *row) for columns in (100, 49, 44)] == [False, False, True]
     assert remark(44, "x" * 40, ident("391m7hyamb0c54vpc3gd7bz"))
     assert remark(40, moment, "y" * 40)
     assert not remark(60, moment, "y" * 40)

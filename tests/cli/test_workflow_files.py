@@ -78,6 +78,53 @@ async def test_the_faults_are_those_that_the_server_would_send(
     assert told["files"][0]["errors"] == put.json["errors"]
 
 
+@pytest.mark.parametrize(
+    ("first", "fault"),
+    [
+        ("", "\n  line 1: id: missing; a workflow must have it\n"),
+        ("id: 9 lives\n", '\n  line 1: id: must be an id: a letter, then letters, digits, "_" or'),
+    ],
+)
+def test_a_file_with_a_bad_id_is_told_its_other_faults_too(
+    first: str, fault: str, cli: Cli, server: Script, tmp_path: Path
+) -> None:
+    [file] = files(tmp_path, broken=first + BROKEN.removeprefix("id: broken\n"))
+    wrong = "must match ^[A-Za-z][A-Za-z0-9_-]{0,63}$"
+    errors = [{"path": "workflow_id", "message": wrong}]
+    server.says(problem(422, "invalid_request", detail=f"workflow_id: {wrong}", errors=errors))
+    outcome = cli("workflow", "apply", file)
+    assert fault in outcome.err
+    line = 2 if not first else 3
+    assert f"\n  line {line}: steps.work.needs[0]: there is no step" in outcome.err
+    assert f"\n  line {line + 1}: steps.wait.delay_s: " in outcome.err
+
+
+@pytest.mark.parametrize("second", ["id: b\n", "steps: {}\n"])
+def test_files_after_a_bad_one_are_named_as_not_tried(
+    second: str, cli: Cli, server: Script, tmp_path: Path
+) -> None:
+    names = files(tmp_path, a="id: a\n", b=second, c=PARENT, d=CHILD)
+    faulty = problem(422, "invalid_workflow", errors=[{"path": "steps", "message": "is missing"}])
+    server.says(Said({"id": "a", "version": 1}), faulty)
+    outcome = cli("workflow", "apply", *names)
+    assert outcome.out == "workflow a is at version 1\n"
+    assert f"\n  not tried: {names[2]}, {names[3]}\n" in outcome.err
+    assert len(server.requests) <= 2
+    server.says(faulty)
+    assert "not tried" not in cli("workflow", "apply", names[0]).err
+
+
+def test_without_the_parsers_packages_a_missing_id_is_told(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [file] = files(tmp_path, child="steps: {}\n")
+    for name in [each for each in sys.modules if each.startswith("stanchion.core.workflow_file")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    outcome = cli("workflow", "apply", file)
+    assert outcome.err.startswith(f"error: {file} has no id\nfix: add 'id: NAME'")
+
+
 def test_without_the_parsers_packages_the_extra_is_named(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,11 +146,15 @@ class CallContext(NamedTuple):
     """The role that the whole command needs, if that is more than this request does."""
 
 
+def exit_for(status: int) -> Exit:
+    """The exit code for a refusal with this HTTP status."""
+    is_broken = status >= _SERVER_ERROR_MIN
+    return Exit.UNAVAILABLE if is_broken else _EXITS.get(status, Exit.FAILED)
+
+
 def error_from(document: object, *, status: int, path: str, caller: CallContext) -> CliError:
     """The error for a problem document, or for any other body."""
     problem: Mapping[str, Any] = document if isinstance(document, dict) else {}
-    is_broken = status >= _SERVER_ERROR_MIN
-    exit_code = Exit.UNAVAILABLE if is_broken else _EXITS.get(status, Exit.FAILED)
     code = str(problem.get("code", ""))
     text, faults = _once(_text(problem, code), _faults(problem.get("errors")))
     text, faults = _flag(text), [_flag(each) for each in faults]
@@ -160,11 +164,11 @@ def error_from(document: object, *, status: int, path: str, caller: CallContext)
         text = _ROLES.sub(rf"\1 the role {caller.role}", text, count=1)
     return CliError(
         _message(problem, code, text),
-        exit_code,
+        exit_for(status),
         faults=faults,
         fix=_fix(problem, code, path, caller),
         problem=dict(problem),
-        may_have_happened=is_broken and code not in _NOT_BEGUN,
+        may_have_happened=status >= _SERVER_ERROR_MIN and code not in _NOT_BEGUN,
     )
 
 
@@ -281,8 +285,16 @@ def _found(detail: str, path: str, caller: CallContext) -> str | None:
     is_named = caller.tenant not in {None, "default"} or near.startswith(
         ("/v1/admin", "/v1/shared")
     )
-    elsewhere = "" if is_named else _OR_ANOTHER_TENANTS
+    if near in _OF_ALL_TENANTS and caller.tenant != "*":
+        url, _, _ = caller.flags.partition(" --tenant ")
+        elsewhere = f"; of all tenants: {_LISTS[near]}{url} --tenant '*'"
+    else:
+        elsewhere = "" if is_named else _OR_ANOTHER_TENANTS
     return f"see what there is: {_LISTS[near]}{caller.flags}{elsewhere}"
+
+
+_OF_ALL_TENANTS: Final = frozenset({"/v1/runs", "/v1/bulk", "/v1/schedules"})
+"""What can be listed of all tenants at once."""
 
 
 _OR_ANOTHER_TENANTS: Final = "; of another tenant: add --tenant NAME"
@@ -325,6 +337,11 @@ def _allowed(detail: str, caller: CallContext) -> str:
     # The detail's words decide, as above.
     if detail.startswith("without keys"):
         return "call from this machine, with --url http://127.0.0.1:PORT; or give the server keys"
+    if detail.startswith("not_by_starter:"):
+        # Another key is no remedy: the rule asks for the judgement of a second person.
+        if "is unknown" in detail:
+            return "cancel the run and start it again: then it is known who started it"
+        return "another person must decide, with their own key"
     if "role" not in detail and "tenant" in detail:
         return (
             "leave --tenant and STANCHION_TENANT out or name the key's own tenant, or use a key for"

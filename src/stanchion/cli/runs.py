@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +13,7 @@ from stanchion.cli.text import (
     Column,
     FlexibleCell,
     SpareHeading,
+    VersionedCell,
     cell,
     clock,
     clock_ms,
@@ -36,7 +37,9 @@ def run_rows(page: dict[str, Any], *, is_of_all: bool = False) -> list[str]:
     columns: dict[str, Column] = {
         "RUN": ("run_id", whole_ident),
         **({"TENANT": "tenant"} if is_of_all else {}),
-        "WORKFLOW": lambda row: f"{cell(row['workflow_id'])}@{row['workflow_version']}",
+        "WORKFLOW": lambda row: VersionedCell(
+            f"{cell(row['workflow_id'])}@{row['workflow_version']}"
+        ),
         "STATUS": "status",
         "CREATED": ("created_at", clock),
         SpareHeading("FINISHED", 2): ("finished_at", clock),
@@ -58,20 +61,27 @@ def _uses(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "uses", ", ".join(sorted(used))
 
 
-def batch_lines(answer: dict[str, Any]) -> Iterator[str]:
-    """What became of each run of a batch."""
+def batch_lines(answer: dict[str, Any], lines: Iterable[int]) -> Iterator[str]:
+    """What became of each run of a batch, with the number of its line in the file."""
     yield from table(
-        ("#", "STATUS", "RUN", "PROBLEM"),
+        ("LINE", "STATUS", "RUN", "DETAIL"),
         (
             (
-                str(number),
+                str(line),
                 str(row["status"]),
                 cell(row.get("run_id") or "-"),
-                cell((row.get("problem") or {}).get("detail", "")),
+                _batch_detail(row),
             )
-            for number, row in enumerate(answer["results"])
+            for line, row in zip(lines, answer["results"], strict=False)
         ),
     )
+
+
+def _batch_detail(row: dict[str, Any]) -> str:
+    """Why a run was not started, or its place in the queue."""
+    if row.get("position") is not None:
+        return queue_text(row)
+    return cell((row.get("problem") or {}).get("detail", "-"))
 
 
 def label_text(labels: Mapping[str, str] | None) -> str:

@@ -560,7 +560,7 @@ def list_command(  # noqa: PLR0913 - what differs between lists
     help: str,  # noqa: A002 - click's own name for it
     path: str,
     rows: str,
-    columns: Mapping[str, Column],
+    columns: Mapping[str, Column] | Callable[[Session], Mapping[str, Column]],
     *options: Callable[[Any], Any],
     name: str = "list",
     what: str | None = None,
@@ -571,20 +571,22 @@ def list_command(  # noqa: PLR0913 - what differs between lists
 ) -> None:
     """Add a command that shows a list, a page at a time.
 
-    ``rows`` is the member of the answer with the rows, ``what`` says what an empty page is without
-    (with ``is_of_tenant``, and of which tenant), and ``note`` returns a remark about a page. With
-    ``wraps`` the last column goes on in the next line instead of being cut. The values of
-    ``options`` are sent as the query.
+    ``rows`` is the member of the answer with the rows, ``columns`` may depend on the session (whose
+    rows were asked for), ``what`` says what an empty page is without (with ``is_of_tenant``, and of
+    which tenant), and ``note`` returns a remark about a page. With ``wraps`` the last column goes
+    on in the next line instead of being cut. The values of ``options`` are sent as the query.
     """
 
     def show_list(session: Session, /, *, watch: bool = False, **query: Any) -> None:  # noqa: ANN401 - the options
+        shown = columns(session) if callable(columns) else columns
+
         def show() -> None:
             page = session.get(path, **query)
             whose = f" of {session.whose}" if is_of_tenant else ""
             show_page(
                 session,
                 page,
-                lambda page: rows_of(page[rows], columns, wraps=wraps),
+                lambda page: rows_of(page[rows], shown, wraps=wraps),
                 f"{what or rows}{whose}",
             )
             remark = note(page)

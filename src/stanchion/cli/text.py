@@ -19,6 +19,8 @@ IDENT_CHARS: Final = 8
 """Characters of an id that are shown on a narrow terminal."""
 _LAST_CHARS: Final = 20
 """Characters that the last column gets before others are cut."""
+_LAST_CHARS_RARE: Final = 10
+"""The same if most rows have nothing there."""
 _COLUMN_CHARS_MIN: Final = 9
 _SHORTENED: Final = "(shortened to fit; a wider terminal or -o json shows all)"
 
@@ -100,6 +102,17 @@ class WholeCell(str):
     __slots__ = ()
 
 
+class VersionedCell(str):
+    """A name and its version, ``name@3``: if it is cut, the version is kept."""
+
+    __slots__ = ()
+
+    def cut(self, width: int) -> str:
+        """As much of the name as fits, and the version."""
+        name, _, version = self.rpartition("@")
+        return f"{name[: max(1, width - len(version) - 2)]}…@{version}"
+
+
 class SpareHeading(str):
     """The heading of a column that a narrow terminal leaves out, the highest rank first."""
 
@@ -160,7 +173,7 @@ def table(
     If they are wider than the terminal, or than ``COLUMNS`` says, times are shortened, then spare
     columns left out, then ids shortened, then the widest columns cut, until the last one (an error,
     a detail) is readable. With ``wraps`` the last column is not cut but goes on in the next line.
-    A remark says if something was cut; short times and spare columns are no loss.
+    A remark says if something was cut or left out; short times are no loss.
     """
     body = [list(row) for row in rows]
     room = shutil.get_terminal_size(fallback=(0, 0)).columns
@@ -169,7 +182,7 @@ def table(
     if 0 < room < _total(widths):
         heads, body, is_cut = _narrowed(headers, body, room)
         before = _widths(heads, body)
-        widths = _fitted(before, _whole(body), room)
+        widths = _fitted(before, body, room)
         headers = heads
         is_cut |= widths[:-1] != before[:-1] or (widths != before and not wraps)
     lines = [
@@ -208,29 +221,43 @@ def _narrowed(
 ) -> tuple[list[str], list[list[str]], bool]:
     """With short times, then without spare columns, then with short ids, until it fits.
 
-    Returns headers and rows, and whether ids were shortened.
+    With short ids, only the spare columns for which there is still no room are left out. Returns
+    headers and rows, and whether something is missing: ids are short or columns left out.
     """
     rows = [_shortened(row) for row in (headers, *body)]
+    with_ids = _without_spare(rows, room)
+    if _has_room(with_ids, room) or not any(
+        isinstance(each, _IdentCell) for row in rows for each in row
+    ):
+        return with_ids[0], with_ids[1:], len(with_ids[0]) < len(headers)
+    short = _without_spare([_shortened(row, ids=True) for row in rows], room)
+    return short[0], short[1:], True
+
+
+def _without_spare(rows: list[list[str]], room: int) -> list[list[str]]:
+    """The rows, the first of which has the headings, without as many spare columns as needed."""
     while not _has_room(rows, room):
         spare = [each for each in rows[0] if isinstance(each, SpareHeading)]
         if not spare:
-            has_ids = any(isinstance(each, _IdentCell) for row in rows for each in row)
-            rows = [_shortened(row, ids=True) for row in rows]
-            return rows[0], rows[1:], has_ids
+            break
         at = rows[0].index(max(spare, key=lambda each: each.rank))
         rows = [[*row[:at], *row[at + 1 :]] for row in rows]
-    return rows[0], rows[1:], False
+    return rows
 
 
 def _has_room(rows: Sequence[Sequence[str]], room: int) -> bool:
     """Whether the last column is readable if no other is cut."""
     *first, last = _widths(rows[0], rows[1:])
-    return _total([*first, _enough(last, _whole(rows[1:]))]) <= room
+    return _total([*first, _enough(last, rows[1:])]) <= room
 
 
-def _enough(last: int, is_whole: Sequence[bool]) -> int:
+def _enough(last: int, body: Sequence[Sequence[str]]) -> int:
     """The width with which the last column is readable."""
-    return last if is_whole and is_whole[-1] else min(last, _LAST_CHARS)
+    cells = [row[-1] for row in body]
+    if any(isinstance(each, WholeCell | _IdentCell) for each in cells):
+        return last
+    is_rare = 2 * sum(each not in {"-", ""} for each in cells) < len(cells)
+    return min(last, _LAST_CHARS_RARE if is_rare else _LAST_CHARS)
 
 
 def _shortened(cells: Sequence[str], *, ids: bool = False) -> list[str]:
@@ -257,10 +284,10 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + 2 * (len(widths) - 1)
 
 
-def _fitted(widths: list[int], is_whole: Sequence[bool], room: int) -> list[int]:
+def _fitted(widths: list[int], body: Sequence[Sequence[str]], room: int) -> list[int]:
     """Narrow the widest columns that may be cut until the last one has enough, then the last."""
     *first, last = widths
-    enough = _enough(last, is_whole)
+    enough, is_whole = _enough(last, body), _whole(body)
     while _total([*first, enough]) > room:
         long = [
             at for at, width in enumerate(first) if width > _COLUMN_CHARS_MIN and not is_whole[at]
@@ -286,11 +313,15 @@ def _line(
 ) -> str:
     shown = []
     for text, width in zip(cells, widths, strict=True):
-        cut = text if len(text) <= width else text[: width - 1] + "…"
+        cut = text if len(text) <= width else _cut(text, width)
         color = (colors or {}).get(text)
         padding = " " * (width - len(cut))
         shown.append((click.style(cut, fg=color) if color else cut) + padding)
     return "  ".join(shown).rstrip()
+
+
+def _cut(text: str, width: int) -> str:
+    return text.cut(width) if isinstance(text, VersionedCell) else text[: width - 1] + "…"
 
 
 def pairs(items: Iterable[tuple[str, str]]) -> list[str]:

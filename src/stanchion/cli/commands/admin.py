@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
+import msgspec
 
 from stanchion.cli.completion import complete_keys, complete_tenants
 from stanchion.cli.errors import CliError, Exit
@@ -95,6 +96,7 @@ def set_tenant(  # noqa: PLR0913 - one for each option
     queue_wait_s: float | None,
 ) -> None:
     """Change a tenant's configuration. Options that are not given keep their values."""
+    _refuse_other_tenant(name)
     if no_cap and cap is not None:
         raise click.UsageError("--no-cap and --max-concurrent-runs contradict each other")
     if no_job_rate and rate is not None:
@@ -130,9 +132,20 @@ def set_tenant(  # noqa: PLR0913 - one for each option
         changes["budgets"] = {
             budget: limit for budget, limit in limits.items() if budget not in no_budgets
         }
-    session.show(
-        session.send("PUT", path, kept | changes).document, lambda now: _tenant_lines(name, now)
-    )
+    stored = session.send("PUT", path, kept | changes).document
+    session.show(stored, lambda now: _tenant_lines(name, now))
+    if (queue_max, queue_wait_s) != (None, None) and stored.get("on_full") == OnFull.REJECT:
+        flags = f"--on-full queue{session.server.flags}"
+        session.note(f"no run waits until you set: stanchion tenant set {name} {flags}")
+
+
+def _refuse_other_tenant(name: str) -> None:
+    """Raise an error if --tenant names another tenant than the argument, which decides."""
+    context = click.get_current_context()
+    given = context.params["tenant"]
+    is_flag = context.get_parameter_source("tenant") is click.core.ParameterSource.COMMANDLINE
+    if is_flag and given not in {name, "*"}:
+        raise click.UsageError(f"{name} and --tenant {given} contradict each other: leave one out")
 
 
 def _refuse_unknown(option: str, names: Sequence[str], known: Mapping[str, object]) -> None:
@@ -179,9 +192,30 @@ _WINDOWS = ("hour", "day", "month", "total")
 @calls_server
 def show_tenant(session: Session, name: str) -> None:
     """Show a tenant's configuration. A tenant without one has the defaults."""
-    session.show(
-        session.get(path_to("admin", "tenants", name)), lambda now: _tenant_lines(name, now)
-    )
+    _refuse_other_tenant(name)
+    found = session.get(path_to("admin", "tenants", name))
+    session.show(found, lambda now: _tenant_lines(name, now))
+    if not session.is_json and _is_default(found) and not _is_configured(session, name):
+        session.note("not configured: these are the defaults")
+
+
+def _is_default(found: dict[str, Any]) -> bool:
+    from stanchion.wire.admin import TenantConfig  # noqa: PLC0415 - only here
+
+    return bool(found == msgspec.to_builtins(TenantConfig()))
+
+
+def _is_configured(session: Session, name: str) -> bool:
+    """Whether the list of tenants has a configuration of this one."""
+    cursor = None
+    while True:
+        page = session.get(path_to("admin", "tenants"), limit=_ROWS_AT_ONCE, cursor=cursor)
+        for row in page["tenants"]:
+            if row["tenant"] == name:
+                return bool(row.get("is_configured", True))
+        cursor = page.get("cursor")
+        if cursor is None:
+            return False
 
 
 @tenant.command("delete")
@@ -190,6 +224,7 @@ def show_tenant(session: Session, name: str) -> None:
 @calls_server
 def delete_tenant(session: Session, name: str, *, yes: bool) -> None:
     """Delete a tenant's configuration: the defaults apply again. Its runs stay."""
+    _refuse_other_tenant(name)
     if not yes and sys.stdin.isatty():
         click.confirm(f"Delete the configuration of tenant {name}?", abort=True, err=True)
     removed = session.send("DELETE", path_to("admin", "tenants", name)).document
@@ -263,7 +298,8 @@ def _tenant_lines(name: str, tenant: dict[str, Any]) -> list[str]:
 def _on_full(tenant: dict[str, Any]) -> str:
     if tenant.get("on_full", "reject") == "reject":
         return "reject"
-    return f"queue: at most {tenant['queue_max']} runs, {tenant['queue_wait_s']:g} s each"
+    most, wait_s = tenant["queue_max"], tenant["queue_wait_s"]
+    return f"queue: at most {most} run{'' if most == 1 else 's'}, {wait_s:g} s each"
 
 
 def _pins(tenant: dict[str, Any]) -> str:
@@ -372,7 +408,7 @@ def _is_last_admin(session: Session, key_id: str) -> bool:
     """Whether no other key that still works is of an admin of all tenants."""
     now, admins, cursor = datetime.now(UTC), set[str](), None
     while True:
-        page = session.get(path_to("admin", "keys"), limit=_KEYS_AT_ONCE, cursor=cursor)
+        page = session.get(path_to("admin", "keys"), limit=_ROWS_AT_ONCE, cursor=cursor)
         for each in page["keys"]:
             ends = each["expires_at"]
             is_over = ends is not None and datetime.fromisoformat(ends) <= now
@@ -383,7 +419,7 @@ def _is_last_admin(session: Session, key_id: str) -> bool:
             return admins == {key_id}
 
 
-_KEYS_AT_ONCE = 1_000
+_ROWS_AT_ONCE = 1_000
 
 
 def _new_key_lines(key: dict[str, Any]) -> Iterator[str]:

@@ -156,7 +156,8 @@ def _followed(session: Session, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _preview_lines(preview: dict[str, Any]) -> Iterator[str]:
-    yield f"{preview['matched']} runs"
+    matched = preview["matched"]
+    yield f"{matched} run{'' if matched == 1 else 's'}"
     if preview["by_tenant"]:
         rows = ((cell(tenant), cell(count)) for tenant, count in preview["by_tenant"].items())
         yield from table(("TENANT", "RUNS"), rows)

@@ -17,7 +17,7 @@ from stanchion.cli.completion import (
     complete_undecided_steps,
     complete_workflows,
 )
-from stanchion.cli.errors import CliError, Exit
+from stanchion.cli.errors import CliError, Exit, exit_for
 from stanchion.cli.runs import (
     FAILURES,
     batch_lines,
@@ -139,10 +139,14 @@ def start_run(  # noqa: PLR0913 - one for each option
 def start_batch(session: Session, workflow_id: str, file: BinaryIO, key: str | None) -> int:
     """Start many runs: FILE has one JSON object a line, with input, labels and key.
 
-    Each run is judged by itself, in the order of the lines. Lines without a key get the key of the
-    command and the number of their line. FILE may be - for standard input.
+    Each run is judged by itself, in the order of the lines. Lines without a key get one from the
+    key of the command and their place among the runs. FILE may be - for standard input.
+
+    If runs were refused, the exit code is that of the refusal that a retry helps least: 1 before 3
+    (not found), 3 before 5 (unavailable), 5 before 4 (full).
     """
-    rows = _rows(read_bounded(file, "FILE"))
+    lines = _rows(read_bounded(file, "FILE"))
+    rows = list(lines.values())
     shared = key or os.urandom(16).hex()
     results: list[dict[str, Any]] = []
     for first in range(0, len(rows), _BATCH_MAX):
@@ -152,16 +156,24 @@ def start_batch(session: Session, workflow_id: str, file: BinaryIO, key: str | N
         ]
         path = path_to("workflows", workflow_id, "runs", "batch")
         results += session.create(path, {"runs": some}, shared).document["results"]
-    session.show({"results": results}, batch_lines)
+    session.show({"results": results}, lambda answer: batch_lines(answer, lines))
     refused = sum(each["status"] not in _OK for each in results)
     if refused:
-        session.note(f"{refused} of {len(results)} runs were not started; to try again: add")
+        session.note(f"not started: {refused} of {len(results)} runs; to try again: add")
         session.note(f"  --idempotency-key {shared}")
-    return Exit.FAILED if refused else Exit.OK
+    return _batch_exit({each["status"] for each in results})
 
 
-def _rows(text: bytes) -> list[dict[str, Any]]:
-    rows = []
+def _batch_exit(statuses: set[int]) -> Exit:
+    """The exit code of the refusal that a retry helps least."""
+    codes = {exit_for(status) for status in statuses - _OK}
+    order = (Exit.FAILED, Exit.NOT_FOUND, Exit.UNAVAILABLE, Exit.FULL)
+    return next((code for code in order if code in codes), Exit.OK)
+
+
+def _rows(text: bytes) -> dict[int, dict[str, Any]]:
+    """The runs in the file, by the number of their line."""
+    rows = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
@@ -171,7 +183,7 @@ def _rows(text: bytes) -> list[dict[str, Any]]:
             raise CliError(f"line {number} is not JSON: {error}", Exit.USAGE) from error
         if not isinstance(row, dict):
             raise CliError(f"line {number} is not a JSON object", Exit.USAGE)
-        rows.append(row)
+        rows[number] = row
     if not rows:
         raise CliError("there are no runs in the file", Exit.USAGE)
     return rows

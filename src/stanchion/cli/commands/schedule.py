@@ -11,7 +11,7 @@ from stanchion.cli.commands.run import label_of, show_started
 from stanchion.cli.completion import complete_schedules, complete_workflows
 from stanchion.cli.runs import label_text
 from stanchion.cli.session import Session, calls_server, json_of, key_option, list_command, path_to
-from stanchion.cli.text import cell, clock, excerpt, ident, pairs, rows_of
+from stanchion.cli.text import Column, cell, clock, excerpt, ident, pairs, rows_of
 
 _KEPT: Final = (
     "workflow_id",
@@ -93,12 +93,24 @@ def _next(row: dict[str, Any]) -> str:
     return "paused" if row["paused"] else clock(next(iter(row["next"]), None))
 
 
+def _columns(session: Session) -> Mapping[str, Column]:
+    tenant: Mapping[str, Column] = {"TENANT": "tenant"} if session.server.tenant == "*" else {}
+    return {
+        "ID": "id",
+        **tenant,
+        "WORKFLOW": "workflow_id",
+        "WHEN": _when,
+        "NEXT": _next,
+        "MISSED": "missed_total",
+    }
+
+
 list_command(
     schedule,
     "List schedules, by id; with --tenant '*' of all tenants.",
     path_to("schedules"),
     "schedules",
-    {"ID": "id", "WORKFLOW": "workflow_id", "WHEN": _when, "NEXT": _next, "MISSED": "missed_total"},
+    _columns,
     is_of_tenant=True,
 )
 
@@ -175,6 +187,7 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
     yield from pairs(
         (
             ("schedule", cell(row["id"])),
+            ("tenant", cell(row["tenant"])),
             ("workflow", cell(row["workflow_id"])),
             ("when", _when(row)),
             ("overlap", cell(row["overlap"])),

@@ -70,21 +70,46 @@ def apply(
     """
     if workflow_id is not None and len(files) > 1:
         raise click.UsageError("--id goes with one file")
-    for file in files:
-        text = _read(file)
-        is_json = file.endswith(".json")
-        name = workflow_id or _id_of(text, file, is_json=is_json)
-        kind = "application/json" if is_json else "application/yaml"
+    for number, file in enumerate(files, start=1):
         try:
-            answer = session.send("PUT", _path(name, shared=shared), Content(text, kind))
+            _apply(session, file, workflow_id, shared=shared)
         except CliError as error:
-            error.message = f"{file}: {error.message}"
+            untried = files[number:]
+            if untried:
+                error.faults = [*error.faults, f"not tried: {', '.join(untried)}"]
             raise
-        what = "shared workflow" if shared else "workflow"
-        session.show(
-            answer.document,
-            lambda applied: [f"{what} {cell(applied['id'])} is at version {applied['version']}"],  # noqa: B023 - shown at once
-        )
+
+
+def _apply(session: Session, file: str, workflow_id: str | None, *, shared: bool) -> None:
+    text = _read(file)
+    is_json = file.endswith(".json")
+    name = workflow_id or _id_of(text, file, is_json=is_json)
+    kind = "application/json" if is_json else "application/yaml"
+    try:
+        answer = session.send("PUT", _path(name, shared=shared), Content(text, kind))
+    except CliError as error:
+        error.message = f"{file}: {error.message}"
+        if "workflow_id: must match" in error.message:  # it did not read the file
+            found = _faults_of(text, is_json=is_json, workflow_id=workflow_id)
+            error.faults = found or error.faults
+        raise
+    what = "shared workflow" if shared else "workflow"
+    session.show(
+        answer.document,
+        lambda applied: [f"{what} {cell(applied['id'])} is at version {applied['version']}"],
+    )
+
+
+def _faults_of(text: bytes, *, is_json: bool, workflow_id: str | None = None) -> list[str]:
+    """The faults that ``check`` finds; none without the packages that it needs."""
+    try:
+        from stanchion.core.workflow_file import check_workflows  # noqa: PLC0415 - others do not pay
+    except ModuleNotFoundError:
+        return []
+    checked = check_workflows(
+        {"file": (text, "json" if is_json else "yaml")}, workflow_id=workflow_id
+    )
+    return [fault_line(msgspec.to_builtins(fault)) for fault in checked["file"].faults]
 
 
 @workflow.command("check")
@@ -199,7 +224,12 @@ def _id_of(text: bytes, file: str, *, is_json: bool) -> str:
         name = name[2].decode(errors="replace")
     if isinstance(name, str) and name:
         return name
-    raise CliError(f"{file} has no id", Exit.USAGE, fix="add 'id: NAME' to it, or give --id NAME")
+    raise CliError(
+        f"{file} has no id",
+        Exit.USAGE,
+        faults=_faults_of(text, is_json=is_json),
+        fix="add 'id: NAME' to it, or give --id NAME",
+    )
 
 
 def _json_id(text: bytes, file: str) -> object:
@@ -225,7 +255,7 @@ _USES: Final[Mapping[str, Column]] = {
     "TENANT": "tenant",
     "SOURCE": "source",
     "VERSION": "version",
-    "PIN": ("pin", lambda pin: "" if pin is None else cell(pin)),
+    "PIN": "pin",
     "ACTIVE": "active",
 }
 
