@@ -60,6 +60,49 @@ def test_in_clear_weather_a_call_is_executed_and_answered() -> None:
     played(main)
 
 
+def test_most_polls_are_executed_in_one_piece_and_some_take_their_time() -> None:
+    async def main() -> None:
+        bench = _Bench()
+        quick = sum(bench.link.is_quick("take_outbox") for _ in range(1_000))
+        assert 750 < quick < 850
+        assert not any(bench.link.is_quick("commit") for _ in range(100))
+
+    played(main)
+
+
+def test_polls_meet_as_many_faults_as_other_calls() -> None:
+    async def main() -> None:
+        bench = _Bench(Weather(refused=0.05, lost_reply=0.1, late=0.1, late_s=1.0))
+
+        async def poll() -> None:
+            if bench.link.is_quick("take_outbox"):
+                bench.execute()
+            else:
+                await bench.link.ask("take_outbox", bench.execute)
+
+        await asyncio.gather(*(poll() for _ in range(2_000)), return_exceptions=True)
+        assert 70 < bench.faults["refused"] < 130
+        assert 150 < bench.faults["reply lost"] < 250
+        assert 150 < bench.faults["late"] < 250
+        assert bench.executed == 2_000 - bench.faults["refused"]
+
+    played(main)
+
+
+@pytest.mark.parametrize("fault", ["down", "paused", "cut", "slow"])
+def test_no_poll_is_quick_during_a_fault(fault: str) -> None:
+    async def main() -> None:
+        bench = _Bench()
+        bench.server.is_down = fault == "down"
+        bench.link.cut_back = fault == "cut"
+        bench.link.slow_s = 0.1 if fault == "slow" else 0.0
+        if fault == "paused":
+            bench.server.process.pause()
+        assert not any(bench.link.is_quick("take_outbox") for _ in range(100))
+
+    played(main)
+
+
 def test_a_refused_call_changes_nothing() -> None:
     async def main() -> None:
         bench = _Bench(Weather(refused=SURE))

@@ -84,7 +84,15 @@ _AUDIT_CHECK: Final = "every change has its audit entry"
 _ADMISSIONS: Final = frozenset({"admit", "admit_many"})
 _COMMITS: Final = frozenset({"commit", "settle"})
 _POLLS: Final = frozenset({"take_outbox", "fire_timers", "expire_jobs", "lease_jobs", "purge"})
-"""Methods whose empty answers need no check."""
+"""Methods whose empty answers need no check: they have changed nothing."""
+_READS: Final = frozenset(
+    {
+        *("active_runs", "budgets", "document", "feed", "items_at", "job", "list_documents"),
+        *("list_runs", "load", "lost_leases", "now", "outbox_size", "pool_uses", "queued_runs"),
+        *("ready_tenants", "ready_topics", "workflow"),
+    }
+)
+"""Methods that change nothing. A defect that does is noticed at the next one that may."""
 _BROUGHT: Final = frozenset(
     {
         *_COMMITS,
@@ -325,23 +333,40 @@ class Ledger:
         is_late: bool,
     ) -> None:
         """The store has executed a command."""
+        if verb in _READS:
+            if verb == "list_documents" and arguments[0] == "limit":
+                self._limits_sent_at_s[link.caller.name] = self.store.process.loop.time()
+            self._note(link, verb, arguments, answer, is_late=is_late)
+            return
+        if not answer and verb in _POLLS:
+            return
         if verb in _ADMISSIONS:
             self._admissions(SeenCommand(link.caller, verb, arguments, answer, is_late))
         else:
-            if verb == "list_documents" and arguments[0] == "limit":
-                self._limits_sent_at_s[link.caller.name] = self.store.process.loop.time()
             if self.queues.queues:
                 self._promoted()
-            note, observers = _NOTES.get(verb), self._observers.get(verb)
-            if (note is not None or observers is not None) and (answer or verb not in _POLLS):
-                seen = SeenCommand(link.caller, verb, arguments, answer, is_late)
-                if note is not None:
-                    note(self, seen)
-                for each in observers or ():
-                    each(seen)
+            self._note(link, verb, arguments, answer, is_late=is_late)
         if verb in BUDGET_VERBS:
             self.budgets.stored(verb, arguments, answer)
         self._compare_audit(verb, arguments, answer)
+
+    def _note(
+        self,
+        link: SimLink,
+        verb: str,
+        arguments: tuple[Any, ...],
+        answer: object,
+        *,
+        is_late: bool,
+    ) -> None:
+        note, observers = _NOTES.get(verb), self._observers.get(verb)
+        if note is None and observers is None:
+            return
+        seen = SeenCommand(link.caller, verb, arguments, answer, is_late)
+        if note is not None:
+            note(self, seen)
+        for each in observers or ():
+            each(seen)
 
     def _admissions(self, seen: SeenCommand) -> None:
         """The store has admitted or refused runs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -121,27 +122,37 @@ def _walked(roots: list[object]) -> Iterator[object]:
     waiting = list(roots)
     while waiting:
         one = waiting.pop()
-        if id(one) in seen:
+        parts = _parts_of(type(one))  # type: ignore[arg-type] # a class is hashable
+        if parts is None or id(one) in seen:
             continue
         seen.add(id(one))
         if type(one) in _KEPT:
             yield one
-        waiting.extend(_parts(one))
+        waiting.extend(parts(one))
 
 
-def _parts(one: object) -> Iterator[object]:
-    if isinstance(one, dict | list | tuple) and len(one) <= _SMALL:
-        yield from one.values() if isinstance(one, dict) else one
-    module = type(one).__module__
-    if isinstance(one, TenantExecutor) or not module.startswith(_MINE):
+@cache
+def _parts_of(kind: type) -> Callable[[Any], Iterable[object]] | None:
+    """What lists the parts of objects of a type; ``None`` if they have none.
+
+    Found once a type: most objects that a replica refers to are texts, numbers and functions.
+    """
+    if issubclass(kind, dict):
+        return lambda one: one.values() if len(one) <= _SMALL else ()
+    if issubclass(kind, list | tuple):
+        return lambda one: one if len(one) <= _SMALL else ()
+    if issubclass(kind, TenantExecutor) or not kind.__module__.startswith(_MINE):
         # A bound method leads to its object.
-        owner = getattr(one, "__self__", None)
-        if owner is not None:
-            yield owner
-        return
-    if not module.startswith(_NOT_WALKED):
-        names = [*getattr(one, "__dict__", {}), *getattr(type(one), "__slots__", ())]
-        yield from (getattr(one, name) for name in names if hasattr(one, name))
+        return (lambda one: (one.__self__,)) if hasattr(kind, "__self__") else None
+    if kind.__module__.startswith(_NOT_WALKED):
+        return None
+    slots = getattr(kind, "__slots__", ())
+
+    def members(one: Any) -> Iterator[object]:  # noqa: ANN401 - of any class of ours
+        yield from getattr(one, "__dict__", {}).values()
+        yield from (getattr(one, name) for name in slots if hasattr(one, name))
+
+    return members
 
 
 _SMALL: Final = 100

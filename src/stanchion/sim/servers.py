@@ -169,7 +169,10 @@ class StorePort:
                 watcher.stored(link, verb, arguments, answer, is_late=is_late)
                 return answer
 
-            answer = await link.send(verb, execute, bound_s)
+            if link.is_quick(verb):
+                answer = execute()
+            else:
+                answer = await link.send(verb, execute, bound_s)
             watcher.brought(link, verb, arguments, answer)
             return answer
 

@@ -336,6 +336,8 @@ class World:
         profile = self.scenario.profile
         self.history.tell("healed")
         self.is_healing = True
+        for hands in self.workers:
+            hands.is_quick = True
         if self.users is not None:
             self.users.end()
         until_s = loop.time() + HEAL_S_MAX + 6 * profile.job_ttl_ms / 1000
