@@ -46,7 +46,7 @@ _HEARD_S: Final = 0.01
 _APPLIED_S_MAX: Final = 2.0
 _SAMPLERS: Final = frozenset({"services/watchdog.py"})
 """Samples the event loop continuously and takes no part in requests."""
-_WAIT_S_MAX: Final = 20.0
+_WAIT_S_MAX: Final = 60.0
 _SHARE_PERCENT: Final = 10_000
 _WORKFLOW: Final = {
     "steps": {

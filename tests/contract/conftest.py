@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -13,6 +14,8 @@ from typing import Final
 
 import pytest
 
+from stanchion.adapters.redis.address import ServerAddress, read_url
+from stanchion.adapters.redis.topology import Topology
 from stanchion.ports.locks import Locks
 from stanchion.ports.store import Store
 from tests.contract.harness import (
@@ -79,7 +82,7 @@ def valkey_server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def valkey_cluster() -> Iterator[Cluster]:
-    with running_cluster() as cluster:
+    with running_cluster() as cluster, _slot_map_read_once(cluster):
         yield cluster
 
 
@@ -87,6 +90,29 @@ def valkey_cluster() -> Iterator[Cluster]:
 def redis_server() -> Iterator[Server]:
     with running_server(redis_binary()) as server:
         yield server
+
+
+@contextlib.contextmanager
+def _slot_map_read_once(cluster: Cluster) -> Iterator[None]:
+    """Every client of this cluster but the first gets the slot map that the first one has read.
+
+    To read it costs more than most cases, and the slots of this cluster never move. Lookups are
+    tested in ``tests/adapters/test_redis_cluster.py``.
+    """
+    ask = Topology._ask_cluster  # noqa: SLF001 - see above
+    addresses = read_url(cluster.url).addresses
+    found: dict[int, ServerAddress] = {}
+
+    async def ask_once(self: Topology, deadline: float) -> dict[int, ServerAddress]:
+        if self.target.addresses != addresses:
+            return await ask(self, deadline)
+        if not found:
+            found.update(await ask(self, deadline))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Topology, "_ask_cluster", ask_once)
+        yield
 
 
 def _harness(request: pytest.FixtureRequest, directory: Path) -> Harness:

@@ -336,7 +336,9 @@ async def test_what_somebody_removes_on_the_server_is_made_again(
             verb = what.format(stream=f"{stage.namespace}_advance".upper())
             await client.request(f"$JS.API.{verb}", b"", timeout=5)
         await _until_published(bus, second := row())
-        assert await desk.next() == second
+        got = await desk.next()
+        # The consumer may have been removed before the answer to the first was stored.
+        assert (await desk.next() if got == first else got) == second
 
 
 async def test_a_server_that_stands_still_is_an_error_in_time_and_then_none(
