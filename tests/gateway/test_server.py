@@ -346,6 +346,20 @@ async def test_while_draining_new_connections_hear_it_before_the_door_closes() -
         assert (await server.say(ready)).startswith(b"HTTP/1.1 503")
 
 
+async def test_an_upload_that_is_incomplete_when_the_server_stops_is_told_so() -> None:
+    options = GatewayOptions(body_timeout_s=30)
+    async with served(options, drain_s=1) as server, server.line() as (reader, writer):
+        head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\n"
+        writer.write(head + b"Content-Length: 50\r\n\r\n{")
+        await server.house.has_under_way("requests")
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(5):
+            answer = await reader.read()
+        assert problem(answer) == (503, "draining")
+        async with asyncio.timeout(2):
+            await server.serving
+
+
 async def test_a_second_signal_does_not_wait() -> None:
     options = GatewayOptions(body_timeout_s=30)
     async with served(options, drain_s=30) as server, server.line() as (_, writer):

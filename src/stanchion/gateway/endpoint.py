@@ -67,6 +67,7 @@ _NOBODY: Final = Caller(DEFAULT_TENANT, None, "anonymous")
 _NO_BODY: Final = NoBody()
 _NO_QUERY: Final = NoQuery()
 _KEY = re.compile(rb"[!-~]{1,255}")
+_CLOSE: Final = ((b"connection", b"close"),)
 
 _HEAVY_BODY_BYTES: Final = 16 * 1024
 """Of a tenant's requests with larger bodies, one is handled at a time."""
@@ -157,6 +158,11 @@ class _RouteRunner:
             answer = ready(found) if isinstance(found, Reply) else found
         except ClientGone:
             return
+        except asyncio.CancelledError:
+            if exchange.is_begun or not self._state.draining.is_set():
+                raise
+            # The server does not wait any longer, for example for the rest of a body.
+            answer = self._state.unavailable(Code.DRAINING, "the server has shut down", _CLOSE)
         except RequestRefused as refused:
             answer = refused.refusal
         except BadCursor:
@@ -340,8 +346,7 @@ class _RouteRunner:
     def _too_slow(self, *, is_reading: bool) -> Refusal:
         if is_reading:
             detail = f"the body did not come within {self._first_s:g} s"
-            close = ((b"connection", b"close"),)
-            return Refusal(code=Code.REQUEST_TIMEOUT, detail=detail, headers=close)
+            return Refusal(code=Code.REQUEST_TIMEOUT, detail=detail, headers=_CLOSE)
         return self._state.overloaded("the request took too long")
 
     def _broken(self, exchange: Exchange, error: Exception) -> Refusal:

@@ -77,10 +77,12 @@ class GatewayState:
         after_ms = unavailable_after_ms(self._entropy.unit())
         return Refusal(code=Code.OVERLOADED, detail=detail, retry_after_ms=after_ms)
 
-    def unavailable(self, code: Code, detail: str) -> Refusal:
+    def unavailable(
+        self, code: Code, detail: str, headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> Refusal:
         """A refusal with 503 and a jittered time to retry: a backend does not answer."""
         after_ms = unavailable_after_ms(self._entropy.unit())
-        return Refusal(code=code, detail=detail, retry_after_ms=after_ms)
+        return Refusal(code=code, detail=detail, retry_after_ms=after_ms, headers=headers)
 
     def close(self) -> None:
         """Stop the metrics thread and the deadline timer."""
