@@ -23,6 +23,7 @@ from stanchion.ports.records import (
     JobView,
     LeasedJob,
     Loaded,
+    PostAnswer,
     RejectedCode,
     Result,
     ResultRefused,
@@ -332,6 +333,50 @@ async def test_a_settle_sees_a_result_that_was_accepted_just_before(store: Store
     assert accepted == (Accepted(left.job.id, run_id),)
     assert settled == SettleMissed(SettleMiss.INBOX)
     assert len((await loaded(store, run_id)).inbox) == 1
+
+
+async def _cancelling(store: Store, plan: Plan, run_id: RunId) -> Commit:
+    """The commit of a cancel that is in the inbox, decided without reading the inbox."""
+    event = CancelRequested(actor="test")
+    assert await store.post(run_id, event, entry_id="cancel") is PostAnswer.POSTED
+    found = await loaded(store, run_id)
+    transition = decide_all(plan, found.run, [event], await store.now())
+    return commit_of(found, transition, applied=["cancel"])
+
+
+async def test_a_settle_applies_the_only_entry_of_the_inbox(store: Store) -> None:
+    run_id = await start(store, ONE_JOB)
+    job = await lease_one(store)
+    assert isinstance(await store.settle([], await _cancelling(store, ONE_JOB, run_id)), Committed)
+    found = await loaded(store, run_id)
+    assert (found.run.status, found.inbox) == (RunStatus.CANCELLED, ())
+    assert (await _state_of(store, job)).state is JobState.REVOKED
+    assert await store.outbox_size() == 0
+
+
+async def test_a_settle_without_results_overtakes_no_other_entry(store: Store) -> None:
+    run_id = await start(store, SIDE_BY_SIDE)
+    left = await lease_one(store, "left")
+    await accept(store, left)
+    commit = await _cancelling(store, SIDE_BY_SIDE, run_id)
+    assert await store.settle([], commit) == SettleMissed(SettleMiss.INBOX)
+    found = await loaded(store, run_id)
+    assert (found.run.status, len(found.inbox)) == (RunStatus.RUNNING, 2)
+    # Those that it applies are the only ones that it may find.
+    other = replace(commit, applied=("another",))
+    assert await store.settle([], other) == SettleMissed(SettleMiss.INBOX)
+
+
+async def test_of_a_result_and_a_cancel_at_once_neither_overtakes_the_other(store: Store) -> None:
+    run_id = await start(store, SIDE_BY_SIDE)
+    left = await lease_one(store, "left")
+    commit = await _cancelling(store, SIDE_BY_SIDE, run_id)
+    (accepted,), settled = await asyncio.gather(
+        store.accept([result_of(left)]), store.settle([], commit)
+    )
+    # Whichever the store executed first.
+    assert isinstance(settled, Committed) is isinstance(accepted, ResultRefused)
+    assert isinstance(accepted, Accepted) is (settled == SettleMissed(SettleMiss.INBOX))
 
 
 async def test_a_commit_sees_a_settle_just_before_it(store: Store) -> None:

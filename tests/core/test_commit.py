@@ -49,7 +49,7 @@ MAY_BE_WRITTEN = Apply(Stamp(8, "new"), 100)
 
 
 @pytest.mark.parametrize(
-    ("verdict", "inbox_is_empty", "jobs_are_held", "expected"),
+    ("verdict", "inbox_is_clear", "jobs_are_held", "expected"),
     [
         (MAY_BE_WRITTEN, True, True, MAY_BE_WRITTEN),
         (MAY_BE_WRITTEN, False, True, SettleMissed(SettleMiss.INBOX)),
@@ -63,7 +63,7 @@ MAY_BE_WRITTEN = Apply(Stamp(8, "new"), 100)
     ],
 )
 def test_a_settle_is_a_commit_that_overtakes_nothing_and_takes_results_of_holders_only(
-    verdict: Apply | CommitAnswer, *, inbox_is_empty: bool, jobs_are_held: bool, expected: object
+    verdict: Apply | CommitAnswer, *, inbox_is_clear: bool, jobs_are_held: bool, expected: object
 ) -> None:
-    judged = judge_settle(verdict, inbox_is_empty=inbox_is_empty, jobs_are_held=jobs_are_held)
+    judged = judge_settle(verdict, inbox_is_clear=inbox_is_clear, jobs_are_held=jobs_are_held)
     assert judged == expected

@@ -379,6 +379,25 @@ async def test_pages_of_approvals_are_short_if_they_are_large(house: House) -> N
     assert pages == 2
 
 
+async def test_a_cancel_of_a_run_that_was_started_here_takes_two_calls_of_the_store(
+    house: House,
+) -> None:
+    run_id = await house.start()
+    before = house.store.calls.copy()
+    answer = await house.ask("POST", f"/v1/runs/{run_id}/cancel")
+    assert (answer.status, answer.json["status"]) == (200, "cancelled")
+    made = house.store.calls - before
+    assert [made[verb] for verb in ("post", "settle", "load", "commit")] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LOST_REPLY])
+async def test_a_cancel_whose_settle_fails_is_applied_as_usual(house: House, fault: Fault) -> None:
+    run_id = await house.start()
+    house.store.script("settle", fault)
+    answer = await house.ask("POST", f"/v1/runs/{run_id}/cancel")
+    assert (answer.status, answer.json["status"]) == (200, "cancelled")
+
+
 async def test_a_cancelled_run_stays_cancelled_and_a_finished_one_conflicts(house: House) -> None:
     run_id = await house.start()
     for _ in range(2):

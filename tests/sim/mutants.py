@@ -421,7 +421,8 @@ class _SettlesPastTheInbox(SimStore):
         file = self._state.runs.get(commit.run_id)
         if file is None or not file.inbox:
             return await super().settle(results, commit)
-        waiting, file.inbox = file.inbox, {}
+        waiting = {key: each for key, each in file.inbox.items() if key not in commit.applied}
+        file.inbox = {}
         due = self._state.outbox.due(commit.run_id)
         answer = await super().settle(results, commit)
         if not file.is_closed:

@@ -8,8 +8,9 @@ The rules, in this order:
 4. Otherwise the commit is applied.
 
 ``judge_settle`` judges a commit together with the results that it applies, which are not in the
-inbox. It also requires that the inbox is empty, so that no event is overtaken, and that every
-result comes from the holder of its job. Any other outcome is a miss: nothing is written.
+inbox. It also requires that the inbox has no entries but those that the commit applies, so that no
+event is overtaken, and that every result comes from the holder of its job. Any other outcome is a
+miss: nothing is written.
 
 The nonce comes first, so that a repeated commit is a success even after a later holder has written.
 The fence comes before the stamp, so that a stale holder learns that its lease is gone: a conflict
@@ -99,12 +100,15 @@ def judge_commit(
 
 
 def judge_settle(
-    verdict: Apply | CommitAnswer, *, inbox_is_empty: bool, jobs_are_held: bool
+    verdict: Apply | CommitAnswer, *, inbox_is_clear: bool, jobs_are_held: bool
 ) -> Apply | SettleAnswer:
-    """Decide on results and their commit, from the verdict on the commit alone."""
+    """Decide on results and their commit, from the verdict on the commit alone.
+
+    ``inbox_is_clear``: whether it has no entries but those that the commit applies.
+    """
     match verdict:
         case Apply():
-            if not inbox_is_empty:
+            if not inbox_is_clear:
                 return SettleMissed(SettleMiss.INBOX)
             return verdict if jobs_are_held else SettleMissed(SettleMiss.JOB)
         case Committed():

@@ -175,10 +175,11 @@ class Runs(Protocol):
 
         The jobs are ended as ``accept`` ends them, without entries in the inbox, and the transition
         is written as by ``commit``. Both happen for all results, or nothing does: if ``commit``
-        would not be accepted, if the inbox is not empty, or if a result would not be accepted, is
-        for a job of another run, or is for the same job as another one. ``commit.applied`` is
-        empty. Repeating it is safe as long as the run has not changed again; after that the answer
-        is a miss, although the results were accepted.
+        would not be accepted, if the inbox has an entry that is not in ``commit.applied``, or if a
+        result would not be accepted, is for a job of another run, or is for the same job as another
+        one. There may be no results: then it is a commit that overtakes no entry. Repeating it is
+        safe as long as the run has not changed again; after that the answer is a miss, although the
+        results were accepted.
         """
 
     async def post(

@@ -163,6 +163,8 @@ class _Turn(msgspec.Struct):
     """The fence of a kept lease, with which the first results of this turn may be settled."""
     takes_results: bool = False
     """Whether the question of the lease is answered, so that results may wait for this turn."""
+    posted: InboxEntry | None = None
+    """An entry that was posted just before the turn began."""
     waiting: list[_Delivery] = []
     unanswered: set[tuple[JobId, int]] = set()
     """Results, by job and fence, of a settle without an answer: it may have been written."""
@@ -373,9 +375,13 @@ class Advancer:
         self._classes: OrderedDict[RunId, _Class] = OrderedDict()
         self.cache = self._runs = RunCache()
 
-    async def advance(self, run_id: RunId) -> Outcome:
-        """Apply the events in the run's inbox, or return why not now."""
-        return await asyncio.shield(self._join(run_id))
+    async def advance(self, run_id: RunId, posted: InboxEntry | None = None) -> Outcome:
+        """Apply the events in the run's inbox, or return why not now.
+
+        ``posted`` was posted by the caller just now. If nothing else is in the inbox, and the run
+        is known here, it is applied without reading the run.
+        """
+        return await asyncio.shield(self._join(run_id, posted))
 
     def nudge(self, run_id: RunId) -> None:
         """Begin to advance the run, without waiting for it."""
@@ -460,15 +466,15 @@ class Advancer:
         if known is not None and of is not None and fence is not None and self._keeps_lease(of):
             known.fence, known.kept_until = fence, Moment(self._clock.moment() + LEASE_KEPT_MS)
 
-    def _join(self, run_id: RunId) -> asyncio.Task[Outcome]:
+    def _join(self, run_id: RunId, posted: InboxEntry | None = None) -> asyncio.Task[Outcome]:
         turn = self._turns.get(run_id)
-        if turn is not None:
-            assert turn.task is not None
+        if turn is None:
+            turn = self._begin_turn(run_id)
+            turn.posted = posted
+        else:
             turn.again = True
-            return turn.task
-        task = self._begin_turn(run_id).task
-        assert task is not None
-        return task
+        assert turn.task is not None
+        return turn.task
 
     def _begin_turn(self, run_id: RunId) -> _Turn:
         turn = self._turns[run_id] = _Turn()
@@ -547,7 +553,8 @@ class Advancer:
             case Lease():
                 turn.takes_results = True
                 try:
-                    outcome = await self._empty_inbox(run_id, turn, held, seen)
+                    settled = await self._settle_posted(run_id, turn, held)
+                    outcome = settled or await self._empty_inbox(run_id, turn, held, seen)
                 finally:
                     _send_away(turn)
                 if isinstance(outcome, StaleFence):
@@ -680,13 +687,30 @@ class Advancer:
                 _answer(delivery, taken)
         return settled
 
+    async def _settle_posted(self, run_id: RunId, turn: _Turn, lease: Lease) -> Advanced | None:
+        """Apply an entry that was posted just now, if there is one; ``None``: read the inbox."""
+        posted, turn.posted = turn.posted, None
+        known = self._runs.get(run_id)
+        if posted is None or known is None:
+            return None
+        traceparent = known.run.traceparent
+        if telemetry.tracing is not None and traceparent and telemetry.is_sampled(traceparent):
+            return None  # the usual way has spans
+        settled = await self._settle(known, (), turn, lease, (posted,))
+        return None if turn.again or turn.waiting else settled
+
     async def _settle(
-        self, known: _Known, results: Sequence[Result], turn: _Turn, lease: Lease
+        self,
+        known: _Known,
+        results: Sequence[Result],
+        turn: _Turn,
+        lease: Lease,
+        posted: Sequence[InboxEntry] = (),
     ) -> Advanced | None:
         """Decide on the run as it is remembered, and settle; ``None`` if that is not possible."""
         run, plan = known.run, known.plan
         try:
-            events = [_event(result) for result in results]
+            events = [*(entry.event for entry in posted), *map(_event, results)]
             wanted = items_to_read(plan, run, events)
             if wanted:
                 items = await self._store.items_at(run.id, run.stamp, wanted)
@@ -708,6 +732,7 @@ class Advancer:
             read=run.stamp,
             nonce=self._entropy.token(),
             fence=lease.fence,
+            applied=tuple(entry.id for entry in posted),
         )
         try:
             answer = await self._store.settle(results, commit)

@@ -16,7 +16,16 @@ from stanchion.core.audit import AuditEntry
 from stanchion.core.events import Approved, CancelRequested, Event, Rejected
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import OnDecision, RunId, RunStatus, Step, StepId, StepStatus, TenantId
+from stanchion.core.model import (
+    OnDecision,
+    Run,
+    RunId,
+    RunStatus,
+    Step,
+    StepId,
+    StepStatus,
+    TenantId,
+)
 from stanchion.core.retry import backoff_ms
 from stanchion.core.steps import approval
 from stanchion.core.workflow import ApprovalSpec
@@ -25,6 +34,7 @@ from stanchion.ports.records import (
     Acceptance,
     Accepted,
     DeadLetter,
+    InboxEntry,
     Loaded,
     PostAnswer,
     RejectedCode,
@@ -36,6 +46,8 @@ from stanchion.services.plans import Plans
 from stanchion.services.work import TenantWorkBudget
 
 _COMPLETED: Final = frozenset({RejectedCode.ALREADY_FINISHED})
+_CANCEL: Final = "cancel"
+"""The id of a cancel in the inbox."""
 
 
 class RunChange(msgspec.Struct, frozen=True):
@@ -151,18 +163,25 @@ class Inbox:
         if answer.code in _COMPLETED:
             self._signals.duplicate_completion()
 
+    def remembered(self, run_id: RunId) -> Run | None:
+        """An unfinished run as this replica has changed it last. It may be out of date."""
+        known = self._advancer.cache.get(run_id)
+        return None if known is None else known.run
+
     async def cancel(
         self, run_id: RunId, *, reason: str | None, actor: str, audit: AuditEntry | None = None
     ) -> RunChange | UnknownTarget | Conflicting:
         """End a run now. A run that was cancelled stays so; one that ended otherwise conflicts."""
         event = CancelRequested(actor=actor, reason=reason)
-        posted = await self._store.post(run_id, event, entry_id="cancel", audit=audit)
+        posted = await self._store.post(run_id, event, entry_id=_CANCEL, audit=audit)
         match posted:
             case PostAnswer.UNKNOWN:
                 return UnknownTarget(f"run '{run_id}'")
             case PostAnswer.FINISHED:
                 changed = await self._as_it_is(run_id)
-            case PostAnswer.POSTED | PostAnswer.REPEATED:
+            case PostAnswer.POSTED:
+                changed = await self._apply(run_id, InboxEntry(_CANCEL, event))
+            case PostAnswer.REPEATED:
                 changed = await self._apply(run_id)
             case _:
                 assert_never(posted)
@@ -238,7 +257,8 @@ class Inbox:
                 return Conflicting(_other_data(step_id, approved=approve))
         elif posted is PostAnswer.UNKNOWN:
             return UnknownTarget(f"run '{run_id}'")
-        changed = await self._apply(run_id)
+        is_new = posted is PostAnswer.POSTED
+        changed = await self._apply(run_id, InboxEntry(entry_id, event) if is_new else None)
         if not isinstance(changed, RunChange) or not changed.applied:
             return changed
         # Two callers may have found the step waiting: the second gets a conflict.
@@ -266,8 +286,10 @@ class Inbox:
             await self._advancer.advance(letter.run_id)
         return letter
 
-    async def _apply(self, run_id: RunId) -> RunChange | UnknownTarget:
-        outcome = await self._advancer.advance(run_id)
+    async def _apply(
+        self, run_id: RunId, posted: InboxEntry | None = None
+    ) -> RunChange | UnknownTarget:
+        outcome = await self._advancer.advance(run_id, posted)
         if isinstance(outcome, Advanced):
             return RunChange(run_id, outcome.status, applied=True)
         return await self._as_it_is(run_id)

@@ -231,7 +231,7 @@ class MemoryRuns(MemoryPart):
         jobs = {each.job_id: self._state.jobs.get(each.job_id) for each in results}
         verdict = judge_settle(
             _judged(file, commit),
-            inbox_is_empty=not file.inbox,
+            inbox_is_clear=file.inbox.keys() <= set(commit.applied),
             jobs_are_held=len(jobs) == len(results)
             and all(
                 job is not None and job.job.run_id == commit.run_id and is_held(job, each)

@@ -8,14 +8,19 @@
 -- ARGV   1  the commit, a MessagePack map: see part commit
 --        then for each result: job id, fence, worker id, usage by budget as MessagePack or ''
 -- ANSWER {'gone'} {'committed', version, promoted run, …} {'stale_fence', highest} {'conflict'}
---        {'inbox'} if it is not empty, {'job'} if a result is not from the holder of its job
+--        {'inbox'} if it has entries that the commit does not apply, {'job'} if a result is not from
+--        the holder of its job
 -- USES   time text budgets ready jobs retired results inbox promoted effects listed run queue commit
 local ask = cmsgpack.unpack(ARGV[1])
 local answer, version, highest = judge_commit(ask)
 if answer then
   return answer
 end
-if redis.call('EXISTS', key.inbox) == 1 then
+local others = redis.call('HLEN', key.inbox)
+for _, entry_id in ipairs(ask.applied) do
+  others = others - redis.call('HEXISTS', key.inbox, entry_id)
+end
+if others > 0 then
   return {'inbox'}
 end
 local ids, ended, seen = {}, {}, {}

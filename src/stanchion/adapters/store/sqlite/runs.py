@@ -198,7 +198,7 @@ class Settling:
         held = {} if ended_at is not None else held_jobs(found.jobs, results, run)
         verdict = judge_settle(
             _judged(row, commit),
-            inbox_is_empty=not has_entries,
+            inbox_is_clear=not has_entries or not _has_others(db, run, commit.applied),
             jobs_are_held=len(held) == len(results),
         )
         if not isinstance(verdict, Apply):
@@ -206,6 +206,15 @@ class Settling:
         for each in results:
             end_job(db, each, held[each.job_id], run)
         return _write(db, row, commit, verdict)
+
+
+def _has_others(db: Database, run: int, applied: Sequence[str]) -> bool:
+    """Whether an inbox that is not empty has entries besides these. No row of it may be pending."""
+    if not applied:
+        return True
+    found = db.peek(SQL["read_others"], run=run, applied=encode_text(applied))
+    assert found is not None
+    return bool(found[0])
 
 
 class _ToSettle(NamedTuple):

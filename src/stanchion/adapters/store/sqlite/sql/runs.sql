@@ -50,6 +50,13 @@ SELECT
 FROM json_each(:run_ids)
 CROSS JOIN runs ON (runs.tail, runs.head) = (substr(value, 3), substr(value, 1, 2))
 
+-- name: read_others
+-- Answers (others): whether the inbox of :run has entries besides :applied, a JSON array of ids.
+SELECT EXISTS (
+    SELECT 1 FROM inbox
+    WHERE run = :run AND entry_id NOT IN (SELECT value FROM json_each(:applied))
+)
+
 -- name: commit_run
 -- Writes a transition without its items and effects, see together.sql.
 INSERT INTO commits (
