@@ -59,7 +59,7 @@ FOUND_ON = {
     "newest-wait-named": (3, "the oldest waits are named"),
     "why-without-retries": (5, "why names what happens next"),
     "result-from-anybody": (10, "each effect is accepted once"),
-    "settle-fence-not-checked": (85, "each effect is accepted once"),
+    "settle-fence-not-checked": (24, "each effect is accepted once"),
     "settle-inbox-not-checked": (0, "a settle overtakes nothing"),
     "settle-stamp-not-checked": (0, "commits form one chain"),
     "settle-half-a-batch": (2, "what is waited for is out there"),
