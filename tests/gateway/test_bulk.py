@@ -152,6 +152,10 @@ async def test_what_cannot_be_is_refused(house: House) -> None:
         ({"action": "cancel", "filter": {"label": "a:b"}}, "filter.label"),
         ({"action": "cancel", "filter": {}, "rate_per_s": 0}, "rate_per_s"),
         ({"action": "cancel", "filter": {"status": []}}, "filter.status"),
+        ({"action": "cancel", "filter": {"workflow_id": None}}, "filter.workflow_id"),
+        ({"action": "cancel", "filter": {"since": None}}, "filter.since"),
+        ({"action": "cancel", "filter": {"until": None}}, "filter.until"),
+        ({"action": "cancel", "filter": {"rerun_of": None}}, "filter.rerun_of"),
         ({"action": "cancel", "filter": {"label": [], "status": ["running"]}}, "filter.label"),
     ):
         refused = await house.ask("POST", "/v1/bulk", body)

@@ -378,11 +378,11 @@ def filter_of(wanted: RunSelection) -> RunFilter:
     """The filter that a request names."""
     return RunFilter(
         statuses=wanted.status,
-        workflow_id=None if wanted.workflow_id is None else WorkflowId(wanted.workflow_id),
+        workflow_id=None if wanted.workflow_id is UNSET else WorkflowId(wanted.workflow_id),
         labels=wanted.label,
-        since=None if wanted.since is None else to_instant(wanted.since),
-        until=None if wanted.until is None else to_instant(wanted.until),
-        rerun_of=None if wanted.rerun_of is None else RunId(wanted.rerun_of),
+        since=None if wanted.since is UNSET else to_instant(wanted.since),
+        until=None if wanted.until is UNSET else to_instant(wanted.until),
+        rerun_of=None if wanted.rerun_of is UNSET else RunId(wanted.rerun_of),
     )
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from stanchion.core.bulk import BulkAction, BulkStatus
 from stanchion.core.json_value import JsonObject, JsonValue
@@ -131,7 +131,7 @@ class SubmitJob(_Request, frozen=True, kw_only=True):
 
 
 class RunSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which runs: those that fit all of it."""
+    """Which runs: those that fit all of it. A member is absent, never null."""
 
     status: Annotated[tuple[RunStatus, ...], Meta(max_length=len(RunStatus))] = ()
     """One of these."""
@@ -139,15 +139,15 @@ class RunSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         Annotated[
             str, Meta(pattern=r"^[!-~]{1,200}\Z", description="1 to 200 visible ASCII characters.")
         ]
-        | None
-    ) = None
+        | UnsetType
+    ) = UNSET
     label: Annotated[tuple[LabelName, ...], Meta(max_length=LABELS_MAX)] = ()
     """Every one of these, each `name:value`."""
-    since: Annotated[datetime, Meta(tz=True)] | None = None
+    since: Annotated[datetime, Meta(tz=True)] | UnsetType = UNSET
     """Created then or later."""
-    until: Annotated[datetime, Meta(tz=True)] | None = None
+    until: Annotated[datetime, Meta(tz=True)] | UnsetType = UNSET
     """Created before."""
-    rerun_of: RunName | None = None
+    rerun_of: RunName | UnsetType = UNSET
 
 
 class StartAnswer(msgspec.Struct, frozen=True):
