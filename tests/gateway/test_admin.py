@@ -277,6 +277,21 @@ async def test_a_dead_letter_is_listed_and_replayed_once(house: House) -> None:
     assert (await house.lease())["run_id"] == run_id
 
 
+async def test_the_dead_letter_of_a_run_that_has_ended_can_only_be_discarded(house: House) -> None:
+    run_id = await house.start()
+    await let_a_job_die(house)
+    await house.ask("POST", f"/v1/runs/{run_id}/cancel")
+    (row,) = (await house.ask("GET", "/v1/admin/dead-letters")).json["dead_letters"]
+    path = f"/v1/admin/dead-letters/{row['id']}"
+    replayed = await house.ask("POST", f"{path}/replay")
+    assert (replayed.status, replayed.code) == (409, "conflict")
+    assert (
+        replayed.json["detail"] == f"run '{run_id}' has ended: cancelled; discard the dead letter"
+    )
+    assert (await house.ask("POST", f"{path}/discard")).status == 200
+    assert (await house.ask("GET", "/v1/admin/dead-letters")).json["dead_letters"] == []
+
+
 async def test_an_operators_word_on_the_escalation_is_in_force_when_answered(
     house: House,
 ) -> None:

@@ -107,6 +107,18 @@ async def test_dead_letters_are_taken(house: House, action: str, after: str) -> 
     assert (none_left["failed"], none_left["errors"][0]["code"]) == (2, "not_found")
 
 
+async def test_dead_letters_of_runs_that_have_ended_are_not_replayed(house: House) -> None:
+    run_ids = await begin(house, 1)
+    store = house.services.store
+    async with asyncio.timeout(5):
+        while len((await store.list_dead_letters(None)).items) < 2:
+            await store.lease_jobs("w", [Topic("work")], max_jobs=9, ttl_ms=1)
+            await store.expire_jobs(limit=10, max_deliveries=1)
+    await house.ask("POST", f"/v1/runs/{run_ids[0]}/cancel")
+    bulk = await ended(house, await act(house, "replay"))
+    assert (bulk["failed"], bulk["errors"][0]["code"]) == (1, "conflict")
+
+
 async def test_a_full_tenant_is_tried_again_and_a_stop_is_obeyed(house: House) -> None:
     run_ids = await begin(house, 4)
     await ended(house, await act(house, "cancel", filter={}))

@@ -163,6 +163,8 @@ class RunActions:
         letters = (await self._letters_of(run.tenant)).get(run.id, [])
         is_replay = bulk.action is BulkAction.REPLAY
         taken = 0
+        if letters and is_replay and run.status.is_finished:
+            return BulkFailed(run.id, "conflict", f"the run has ended: {run.status}")
         for letter in letters:
             action = "dead_letter.replay" if is_replay else "dead_letter.discard"
             entry = _entry(bulk, action, f"dead_letter/{letter.id}", run, {})

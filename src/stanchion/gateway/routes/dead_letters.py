@@ -20,6 +20,7 @@ from stanchion.gateway.route import (
     Takes,
 )
 from stanchion.gateway.views import dead_letter_row
+from stanchion.ports.records import DeadLetter
 from stanchion.ports.store import Store
 from stanchion.services.log import log_event
 from stanchion.wire.admin import (
@@ -53,13 +54,18 @@ async def list_dead_letters(call: Call[NoBody, Paging]) -> Reply:
     takes=Takes.JSON_OR_NOTHING,
     audits="dead_letter.replay",
     names_all=False,
-    codes=(Code.NOT_FOUND,),
+    codes=(Code.NOT_FOUND, Code.CONFLICT),
 )
 async def replay_dead_letter(call: Call[ReplayLetter, NoQuery]) -> Reply | Refusal:
-    """Replay a dead letter, once."""
-    name = call.params["letter_id"]
-    if call.only is not None and not await _is_own(call.services.store, call.only, name):
+    """Replay a dead letter, once. That of a run that has ended can only be discarded."""
+    name, store = call.params["letter_id"], call.services.store
+    found = await _letter(store, call.only, name)
+    if found is None:
         return not_found("dead letter")
+    loaded = await store.load(found.run_id)
+    if loaded is not None and loaded.run.status.is_finished:
+        detail = f"run '{found.run_id}' has ended: {loaded.run.status}; discard the dead letter"
+        return Refusal(code=Code.CONFLICT, detail=detail)
     entry = call.audit(f"dead_letter/{name}", tenant=call.only)
     letter = await call.services.inbox.replay(name, actor=call.actor, audit=entry)
     if letter is None:
@@ -81,7 +87,7 @@ async def replay_dead_letter(call: Call[ReplayLetter, NoQuery]) -> Reply | Refus
 async def discard_dead_letter(call: Call[DiscardLetter, NoQuery]) -> Reply | Refusal:
     """Discard a dead letter: the step of its job fails, its event is dropped."""
     name = call.params["letter_id"]
-    if call.only is not None and not await _is_own(call.services.store, call.only, name):
+    if call.only is not None and await _letter(call.services.store, call.only, name) is None:
         return not_found("dead letter")
     entry = call.audit(f"dead_letter/{name}", tenant=call.only)
     letter = await call.services.inbox.discard(name, actor=call.actor, audit=entry)
@@ -91,13 +97,12 @@ async def discard_dead_letter(call: Call[DiscardLetter, NoQuery]) -> Reply | Ref
     return Reply(DiscardAnswer(letter.id, letter.run_id, discarded=True))
 
 
-async def _is_own(store: Store, tenant: TenantId, name: str) -> bool:
-    """Whether this tenant has such a letter. Letters are few, and this is an operator's route."""
+async def _letter(store: Store, tenant: TenantId | None, name: str) -> DeadLetter | None:
+    """The letter of this tenant, or of any. Letters are few, and this is an operator's route."""
     cursor: str | None = None
     while True:
         page = await store.list_dead_letters(tenant, cursor=cursor, limit=1000)
-        if any(letter.id == name for letter in page.items):
-            return True
+        found = next((letter for letter in page.items if letter.id == name), None)
         cursor = page.cursor
-        if cursor is None:
-            return False
+        if found is not None or cursor is None:
+            return found
