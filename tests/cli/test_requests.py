@@ -142,6 +142,19 @@ def test_what_is_no_label_is_refused_with_the_form(cli: Cli, given: str) -> None
     assert "not NAME:VALUE" in wrong.err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("run", "start", "w"), ("schedule", "set", "s", "--workflow", "w", "--every", "60")],
+)
+def test_a_label_that_is_given_twice_is_refused(
+    cli: Cli, server: Script, command: tuple[str, ...]
+) -> None:
+    wrong = cli(*command, "--label", "team:red", "--label", "a:b", "--label", "team=blue")
+    assert wrong.code == Exit.USAGE
+    assert "error: --label team is given twice: team:red and team:blue\n" in wrong.err
+    assert server.requests == []
+
+
 _KEY = {"id": "k1", "role": "admin", "tenant": "*", "revoked_at": None, "expires_at": None}
 
 

@@ -124,7 +124,7 @@ def start_run(  # noqa: PLR0913 - one for each option
     """Start a run. If its tenant is full and queues, it waits for a slot."""
     body: dict[str, Any] = {"input": json_of(given, "--input")}
     if labels:
-        body["labels"] = dict(map(label_of, labels))
+        body["labels"] = labels_of(labels)
     wishes = {"priority": priority, "fairness_key": fairness_key, "on_full": on_full}
     body |= {name: wish for name, wish in wishes.items() if wish is not None}
     answer = session.create(path_to("workflows", workflow_id, "runs"), body, key)
@@ -480,6 +480,20 @@ def label_of(text: str) -> tuple[str, str]:
     if found is None:
         raise CliError(f"--label {text}: not NAME:VALUE", Exit.USAGE, fix="write --label team:red")
     return found[1], found[2]
+
+
+def labels_of(texts: tuple[str, ...]) -> dict[str, str]:
+    """The labels to mark a run with. Raises ``CliError`` if a name is given twice."""
+    labels: dict[str, str] = {}
+    for name, value in map(label_of, texts):
+        if name in labels:
+            raise CliError(
+                f"--label {name} is given twice: {name}:{labels[name]} and {name}:{value}",
+                Exit.USAGE,
+                fix=f"give --label {name}:VALUE once",
+            )
+        labels[name] = value
+    return labels
 
 
 def _waits(session: Session, run: dict[str, Any]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from stanchion.cli.commands.run import label_of, show_started
+from stanchion.cli.commands.run import labels_of, show_started
 from stanchion.cli.completion import complete_schedules, complete_workflows
 from stanchion.cli.runs import label_text
 from stanchion.cli.session import Session, calls_server, json_of, key_option, list_command, path_to
@@ -76,7 +76,7 @@ def set_schedule(
     if given is not None:
         body["input"] = json_of(given, "--input")
     if labels:
-        body["labels"] = dict(map(label_of, labels))
+        body["labels"] = labels_of(labels)
     if paused:
         body["paused"] = True
     answer = session.send("PUT", path_to("schedules", schedule_id), body)
