@@ -241,6 +241,11 @@ FOR_OPERATORS = "this needs a key for all tenants ('*') with the role operator o
 
 HINTS = [
     (
+        ("run", "items", "07-01h", "nostep", "--tenant", "acme"),
+        problem(404, "not_found", detail="there is no such step"),
+        ["stanchion run show 07-01h --tenant acme"],
+    ),
+    (
         ("run", "approve", "07-01h", "nostep"),
         problem(404, "not_found", detail="there is no step 'nostep' of run '07-01h'"),
         ["stanchion run show 07-01h"],
@@ -335,6 +340,12 @@ def test_a_hint_names_the_next_command_and_that_one_exists(
         assert known.code == 0
         for flag in (word for word in words if word.startswith("--")):
             assert flag in known.out
+
+
+def test_a_step_that_does_not_exist_is_named_with_its_run(cli: Cli, server: Script) -> None:
+    server.says(problem(404, "not_found", detail="there is no such step"))
+    said = cli("run", "items", "07-01h", "a step").err
+    assert "error: there is no step 'a step' of run '07-01h' (not_found)\n" in said
 
 
 @pytest.mark.parametrize(

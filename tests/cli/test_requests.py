@@ -155,6 +155,38 @@ def test_a_label_that_is_given_twice_is_refused(
     assert server.requests == []
 
 
+@pytest.mark.parametrize(
+    ("step", "note"),
+    [
+        ({"status": "succeeded"}, "no items of step report: it is not a for-each\n"),
+        ({"status": "running"}, "no items of step report: it is not a for-each\n"),
+        ({"status": "pending"}, "no items of step report: the step is pending\n"),
+        (
+            {"status": "failed"},
+            (
+                "no items of step report: it is not a for-each, or it ended before its list was"
+                " known\n"
+            ),
+        ),
+        ({"status": "succeeded", "items_total": 0}, "no items of step report\n"),
+    ],
+)
+def test_a_step_without_items_says_why(
+    cli: Cli, server: Script, step: dict[str, object], note: str
+) -> None:
+    none = Said({"items": [], "cursor": None})
+    server.says(none, Said({"run_id": "07-01h", "steps": {"report": step}}))
+    shown = cli("run", "items", "07-01h", "report")
+    assert (shown.code, shown.err) == (0, note)
+    server.says(none, problem(503, "store_unavailable"))
+    shown = cli("run", "items", "07-01h", "report")
+    assert (shown.code, shown.err) == (0, "no items of step report\n")
+    server.says(none)
+    server.requests.clear()
+    assert cli("run", "items", "07-01h", "report", "-o", "json").err == ""
+    assert len(server.requests) == 1
+
+
 _KEY = {"id": "k1", "role": "admin", "tenant": "*", "revoked_at": None, "expires_at": None}
 
 

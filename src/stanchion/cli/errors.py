@@ -158,7 +158,9 @@ def error_from(document: object, *, status: int, path: str, caller: CallContext)
     code = str(problem.get("code", ""))
     text, faults = _once(_text(problem, code), _faults(problem.get("errors")))
     text, faults = _flag(text), [_flag(each) for each in faults]
-    if code == "not_found" and (named := _named(path)) and named not in text:
+    if text == _NO_STEP and (step := _step(path)) is not None:
+        text = f"there is no step '{step[1]}' of run '{step[0]}'"
+    elif code == "not_found" and (named := _named(path)) and named not in text:
         text = f"{text}: {named}"
     if code == "forbidden" and caller.role is not None:
         text = _ROLES.sub(rf"\1 the role {caller.role}", text, count=1)
@@ -181,6 +183,18 @@ def _named(path: str) -> str | None:
     """What the path names: ``report`` in ``/v1/workflows/report/runs``; nothing in a list's."""
     near = max((each for each in _LISTS if path.startswith(f"{each}/")), key=len, default=None)
     return None if near is None else unquote(path.removeprefix(f"{near}/").split("/")[0])
+
+
+_NO_STEP: Final = "there is no such step"
+
+
+def _step(path: str) -> tuple[str, str] | None:
+    """The run and the step that the path names."""
+    match path.split("/")[1:]:
+        case ["v1", "runs", run_id, "steps", step_id, *_]:
+            return unquote(run_id), unquote(step_id)
+        case _:
+            return None
 
 
 def _flag(text: str) -> str:
@@ -273,7 +287,7 @@ def _mended(problem: Mapping[str, Any], path: str, caller: CallContext) -> str |
 def _found(detail: str, path: str, caller: CallContext) -> str | None:
     """A hint where to find what was not found."""
     parts = path.split("/")
-    if path.startswith("/v1/runs/") and "no step" in detail:
+    if path.startswith("/v1/runs/") and ("no step" in detail or detail == _NO_STEP):
         return f"see the run's steps: stanchion run show {parts[3]}{caller.flags}"
     if path.startswith("/v1/jobs/"):
         run_id, colon, _ = unquote(parts[3]).partition(":")

@@ -384,7 +384,24 @@ def list_items(
     """List the items of a for-each step, in the order of its list."""
     path = path_to("runs", run_id, "steps", step_id, "items")
     page = session.get(path, status=status, limit=limit, cursor=cursor)
-    show_page(session, page, lambda page: item_rows(page, step_id), f"items of step {step_id}")
+    why = "" if page["items"] or session.is_json else _why_no_items(session, run_id, step_id)
+    what = f"items of step {step_id}{why}"
+    show_page(session, page, lambda page: item_rows(page, step_id), what)
+
+
+def _why_no_items(session: Session, run_id: str, step_id: str) -> str:
+    """Why a step has no items, as the end of a sentence; empty if it has a list, or is unknown."""
+    try:
+        step = session.get(path_to("runs", run_id))["steps"].get(step_id)
+    except CliError:  # it is only a remark
+        return ""
+    if step is None or step.get("items_total") is not None:
+        return ""
+    if step["status"] in {"running", "waiting", "succeeded"}:
+        return ": it is not a for-each"
+    if step["status"] in {"pending", "skipped"}:
+        return f": the step is {step['status']}"
+    return ": it is not a for-each, or it ended before its list was known"
 
 
 @run.command("watch")
