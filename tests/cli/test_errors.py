@@ -83,7 +83,7 @@ REFUSALS = [
     (
         problem(403, "forbidden", detail="the key is for another tenant than X-Stanchion-Tenant"),
         Exit.FAILED,
-        ["leave --tenant and STANCHION_TENANT out or name the key's own tenant", "--for '*'"],
+        ["leave --tenant and STANCHION_TENANT out or name the key's own tenant", "--for default"],
     ),
     (
         problem(403, "forbidden", detail="without keys, only requests for a loopback host"),
@@ -285,9 +285,35 @@ HINTS = [
         ["stanchion key create --role admin --for '*'"],
     ),
     (
-        ("run", "list"),
+        ("run", "list", "--tenant", "*"),
         problem(403, "forbidden", detail="the key is for another tenant than X-Stanchion-Tenant"),
-        ["stanchion key create --role ROLE --for '*'"],
+        ["stanchion key create --role operator --for '*'"],
+    ),
+    (
+        ("run", "list", "--tenant", "acme"),
+        problem(403, "forbidden", detail="the key is for another tenant than X-Stanchion-Tenant"),
+        ["stanchion key create --role ROLE --for acme"],
+    ),
+    (
+        ("workflow", "list", "--shared"),
+        problem(
+            403,
+            "forbidden",
+            detail="this needs a key for all tenants ('*') with the role runner or operator",
+        ),
+        ["stanchion key create --role operator --for '*'"],
+    ),
+    (
+        ("key", "create", "--role", "runner", "--for", "*"),
+        problem(
+            422,
+            "invalid_request",
+            detail="tenant: a key with the role runner is for one tenant",
+        ),
+        [
+            "stanchion key create --role runner --for TENANT",
+            "stanchion key create --role operator --for '*'",
+        ],
     ),
     (
         ("run", "show", "x", "--tenant", "acme"),

@@ -272,16 +272,27 @@ def _authenticated(caller: CallContext) -> str:
 
 
 def _mended(problem: Mapping[str, Any], path: str, caller: CallContext) -> str | None:
-    """A hint for a name of a workflow or a step that does not exist."""
+    """A hint for a workflow or step that does not exist, or a key's role that is for one tenant."""
     # The words decide, as below.
     said = " ".join([str(problem.get("detail", "")), *_faults(problem.get("errors"))])
     if path.endswith("/rerun") and "has no step" in said:
         return f"see the run's steps: stanchion run show {path.split('/')[3]}{caller.flags}"
+    one = _OF_ONE_TENANT.search(said)
+    if one is not None and path == "/v1/admin/keys":
+        return (
+            "name its tenant:"
+            f" stanchion key create --role {one[1]} --for TENANT{caller.flags};"
+            " for all tenants, use the role operator:"
+            f" stanchion key create --role operator --for '*'{caller.flags}"
+        )
     if problem.get("code") == "invalid_workflow" and "there is no workflow" in said:
         return "apply that workflow first: stanchion workflow apply FILE"
     if "there is no such workflow" in said:
         return f"see what there is: stanchion workflow list{caller.flags}"
     return None
+
+
+_OF_ONE_TENANT: Final = re.compile(r"a key with the role (\w+) is for one tenant")
 
 
 def _found(detail: str, path: str, caller: CallContext) -> str | None:
@@ -357,13 +368,19 @@ def _allowed(detail: str, caller: CallContext) -> str:
             return "cancel the run and start it again: then it is known who started it"
         return "another person must decide, with their own key"
     if "role" not in detail and "tenant" in detail:
+        if caller.tenant in {None, "*"}:
+            other = "all tenants: stanchion key create --role operator --for '*'"
+        else:
+            other = f"that tenant: stanchion key create --role ROLE --for {caller.tenant}"
         return (
             "leave --tenant and STANCHION_TENANT out or name the key's own tenant, or use a key for"
-            " all tenants: stanchion key create --role ROLE --for '*'"
+            f" {other}"
         )
     needed = _ROLES.search(detail)
     role = caller.role or (needed[2] if needed else "ROLE")
     tenant = "'*'" if "for all tenants" in detail else "TENANT"
+    if tenant == "'*'" and role in {"approver", "runner"}:
+        role = "operator"  # the least role that includes theirs and can be for all tenants
     return (
         "use a key that may do this; an admin creates one with:"
         f" stanchion key create --role {role} --for {tenant}"
