@@ -569,6 +569,44 @@ def test_a_file_is_applied_as_it_is_under_the_id_it_says(
     assert (request.headers["Content-Type"], request.body) == (kind, text.encode())
 
 
+@pytest.mark.parametrize(
+    ("before", "flags", "is_told"),
+    [
+        (Said({"id": "research", "source": "shared", "pinned": False}), (), True),
+        (Said({"id": "research", "source": "shared", "pinned": True}), ("--tenant", "a"), True),
+        (Said({"id": "research", "source": "own", "pinned": False}), (), False),
+        (problem(404, "not_found"), (), False),
+        (problem(503, "store_unavailable"), (), False),
+    ],
+)
+def test_an_own_workflow_in_place_of_the_shared_one_is_told(
+    before: Said, flags: tuple[str, ...], is_told: bool, cli: Cli, server: Script, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("id: research\n", encoding="utf-8")
+    server.says(before, APPLIED)
+    outcome = cli("workflow", "apply", str(file), *flags)
+    assert (outcome.code, outcome.out) == (0, "workflow research is at version 4\n")
+    note = (
+        "until now the tenant ran the shared workflow research; from now on it runs its own"
+        " version: later versions of the shared workflow and a pin have no effect for it\n"
+    )
+    assert outcome.err == (note if is_told else "")
+    assert [each.method for each in server.requests] == ["GET", "PUT"]
+
+
+@pytest.mark.parametrize("flags", [("--shared",), ("-o", "json")])
+def test_a_shared_workflow_and_a_program_need_no_look_at_what_was_in_force(
+    flags: tuple[str, ...], cli: Cli, server: Script, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("id: research\n", encoding="utf-8")
+    server.says(APPLIED)
+    outcome = cli("workflow", "apply", str(file), *flags)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert [each.method for each in server.requests] == ["PUT"]
+
+
 def test_several_files_are_applied_in_their_order(cli: Cli, server: Script, tmp_path: Path) -> None:
     files = [tmp_path / "b.yaml", tmp_path / "a.yaml"]
     for file in files:

@@ -85,6 +85,7 @@ def _apply(session: Session, file: str, workflow_id: str | None, *, shared: bool
     is_json = file.endswith(".json")
     name = workflow_id or _id_of(text, file, is_json=is_json)
     kind = "application/json" if is_json else "application/yaml"
+    replaces_shared = not (shared or session.is_json) and _is_shared(session, name)
     try:
         answer = session.send("PUT", _path(name, shared=shared), Content(text, kind))
     except CliError as error:
@@ -98,6 +99,20 @@ def _apply(session: Session, file: str, workflow_id: str | None, *, shared: bool
         answer.document,
         lambda applied: [f"{what} {cell(applied['id'])} is at version {applied['version']}"],
     )
+    if replaces_shared:
+        session.note(
+            f"until now the tenant ran the shared workflow {cell(name)}; from now on it runs its"
+            " own version: later versions of the shared workflow and a pin have no effect for it"
+        )
+
+
+def _is_shared(session: Session, workflow_id: str) -> bool:
+    """Whether the tenant runs the shared workflow of this id; not if that cannot be found out."""
+    try:
+        found = session.get(path_to("workflows", workflow_id))
+    except CliError:  # it is only for a remark; what is wrong is told when the file is sent
+        return False
+    return bool(found.get("source") == "shared")
 
 
 def _faults_of(text: bytes, *, is_json: bool, workflow_id: str | None = None) -> list[str]:
