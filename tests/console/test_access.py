@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import pytest
 import pytest_asyncio
@@ -104,6 +104,32 @@ async def test_login_goes_on_to_pages_of_the_console_only(world: ConsoleHouse) -
         browser = await world.browser()
         answer = await browser.post("/console/login", key=ADMIN, next=wanted)
         assert answer.headers["location"] == "/console", wanted
+
+
+@in_one_loop
+@pytest.mark.parametrize(
+    ("referrer", "expected"),
+    [
+        (f"http://{HOST}/console/limits?tenant=first", "/console/limits?tenant=first"),
+        (f"http://{HOST}/console", "/console"),
+        (f"http://{HOST}/console/limits/put", "/console"),  # an action: it cannot be opened
+        (f"http://{HOST}/console/login?next=%2Fconsole%2Fruns", "/console"),
+        (f"http://{HOST}/v1/runs", "/console"),
+        ("http://evil.example/console/limits", "/console"),
+        (f"https://{HOST}/console/limits", "/console"),
+        (f"http://{HOST}.evil.example/console/limits", "/console"),
+        ("not an address", "/console"),
+        (None, "/console"),
+    ],
+)
+async def test_a_form_sent_after_its_session_leads_back_to_its_page(
+    world: ConsoleHouse, referrer: str | None, expected: str
+) -> None:
+    browser = await world.browser()
+    headers = [] if referrer is None else [("Referer", referrer)]
+    answer = await browser.send("/console/limits/put?tenant=first", (), headers)
+    assert answer.status == 303
+    assert answer.headers["location"] == f"/console/login?next={quote(expected, safe='')}"
 
 
 @in_one_loop

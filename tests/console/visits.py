@@ -95,10 +95,15 @@ class Browser:
         """Send a form of a page of the console."""
         return await self.send(path, list(fields.items()))
 
-    async def send(self, path: str, fields: Iterable[tuple[str, str]]) -> Answer:
+    async def send(
+        self,
+        path: str,
+        fields: Iterable[tuple[str, str]],
+        headers: Iterable[tuple[str, str]] = (),
+    ) -> Answer:
         """The same, with fields that may be repeated."""
         form = [(_TOKEN, self.token), *fields]
-        return await self._ask("POST", path, urlencode(form).encode(), SAME_SITE)
+        return await self._ask("POST", path, urlencode(form).encode(), [*SAME_SITE, *headers])
 
     async def _ask(
         self, method: str, path: str, body: bytes, headers: Iterable[tuple[str, str]]

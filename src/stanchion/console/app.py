@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from stanchion.console import access
 from stanchion.console.api import Api, route_named
@@ -241,7 +241,7 @@ class Console:
         if path == _LOGIN:
             return await self._login(exchange, form, visitor, is_sent=method == "POST")
         if visitor is None:
-            return await self._to_login(exchange, path)
+            return await self._to_login(exchange, path, method)
         if method == "POST":
             access.refuse_without_token(form, visitor)
             if path == f"{_PREFIX}/logout":
@@ -465,9 +465,11 @@ class Console:
         data = {**common, "page": None, "title": "Log in", "next": following, "wrong": wrong}
         return _html(200 if wrong is None else 403, template.render(data))
 
-    async def _to_login(self, exchange: Exchange, path: str) -> EncodedAnswer:
+    async def _to_login(self, exchange: Exchange, path: str, method: str) -> EncodedAnswer:
         query = exchange.scope["query_string"].decode("latin-1")
         here = f"{path}?{query}" if query else path
+        if method != "GET":
+            here = self._page_of_form(exchange)
         if exchange.headers.get(b"hx-request") == b"true":
             # A page that is fetched again after its session has ended: the script loads it again.
             return _html(401, "")
@@ -477,6 +479,18 @@ class Console:
             template = await self._templates.get("again.html")
             return _html(200, template.render({"here": here, "title": "Stanchion"}))
         return _redirect(Redirect(f"{_LOGIN}?next={quote(here, safe='')}"))
+
+    def _page_of_form(self, exchange: Exchange) -> str:
+        """The page that a form was sent from; the overview, if it is no page of this console."""
+        # The origin is known to be this host: forms of other origins are refused before.
+        origin = exchange.headers.get(b"origin", b"").decode("latin-1")
+        referrer = exchange.headers.get(b"referer", b"").decode("latin-1")
+        if not origin or not referrer.startswith(f"{origin}/"):
+            return _PREFIX
+        page = _own_path(referrer.removeprefix(origin))
+        found = self._paths.find(unquote(page.partition("?")[0]))
+        # A refused form is shown again under the path of its action, which cannot be opened.
+        return page if found is not None and "GET" in found[0] else _PREFIX
 
     async def _logout(self, exchange: Exchange) -> EncodedAnswer:
         token = access.session_token(exchange)
