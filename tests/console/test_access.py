@@ -108,6 +108,42 @@ async def test_login_goes_on_to_pages_of_the_console_only(world: ConsoleHouse) -
 
 @in_one_loop
 @pytest.mark.parametrize(
+    "wanted",
+    [
+        "/console/../../x",
+        "/console/..",
+        "/console/.. ",
+        "/console/./runs",
+        "/console/runs/../../v1/runs?status=failed",
+        "/console/%2e%2e/x",
+        "/console/.%2E/x",
+        "/console/%2E./x",
+        "/console/%2e/runs",
+        "/console/..%2Fx",
+        "/console/..#runs",
+        "/consoles",
+        "/console%2f..%2fx",
+        "/console#x",
+    ],
+)
+async def test_login_does_not_leave_the_console_by_dot_segments(
+    world: ConsoleHouse, wanted: str
+) -> None:
+    browser = await world.browser()
+    answer = await browser.post("/console/login", key=ADMIN, next=wanted)
+    assert answer.headers["location"] == "/console"
+
+
+@in_one_loop
+async def test_login_goes_on_to_a_page_with_dots_in_its_address(world: ConsoleHouse) -> None:
+    for wanted in ("/console/workflows/a..b.c", "/console/runs?label=../x", "/console?tenant=.."):
+        browser = await world.browser()
+        answer = await browser.post("/console/login", key=ADMIN, next=wanted)
+        assert answer.headers["location"] == wanted
+
+
+@in_one_loop
+@pytest.mark.parametrize(
     ("referrer", "expected"),
     [
         (f"http://{HOST}/console/limits?tenant=first", "/console/limits?tenant=first"),
@@ -341,6 +377,7 @@ async def test_a_tenants_key_sees_and_changes_its_tenant_only(world: ConsoleHous
 
 @in_one_loop
 async def test_a_tenants_key_sees_and_changes_its_own_schedules_only(world: ConsoleHouse) -> None:
+    await world.house.start(key=ADMIN, tenant="first")  # stores the workflow
     path = "/v1/schedules/secret"
     made = await world.house.ask("PUT", path, NIGHTLY, key=ADMIN, tenant="first")
     assert made.status == 200, made.body

@@ -522,7 +522,11 @@ def _own_path(wanted: str) -> str:
     is_own = wanted == _PREFIX or wanted.startswith((f"{_PREFIX}/", f"{_PREFIX}?"))
     is_plain = wanted.isprintable() and wanted.isascii() and "\\" not in wanted
     is_short = len(wanted) <= _NEXT_CHARS_MAX
-    is_fit = is_own and is_plain and is_short and not wanted.startswith(_LOGIN)
+    # Browsers resolve dot segments, also encoded ones, and drop spaces at the end.
+    path = wanted.partition("#")[0].partition("?")[0]
+    segments = unquote(path.strip()).split("/")
+    is_below = not {".", ".."}.intersection(segments)
+    is_fit = is_own and is_plain and is_short and is_below and not wanted.startswith(_LOGIN)
     return wanted if is_fit else _PREFIX
 
 
