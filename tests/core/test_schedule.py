@@ -115,6 +115,24 @@ def test_what_cannot_be_used_is_named(members: dict[str, object], path: str) -> 
     assert [each.path for each in schedule_faults(spec(**members))] == [path]
 
 
+@pytest.mark.parametrize(
+    "zone",
+    ["localtime", "LOCALTIME", "posixrules", "Factory", "right/UTC", "posix/Europe/Berlin"],
+)
+def test_a_time_zone_that_differs_by_host_is_refused(zone: str) -> None:
+    (fault,) = schedule_faults(spec(every_s=None, cron="0 9 * * *", timezone=zone))
+    assert fault.path == "timezone"
+    assert fault.message == (
+        f"the time zone {zone!r} depends on the server's host or counts leap seconds:"
+        " give a name such as Europe/Berlin, or UTC"
+    )
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Etc/GMT-1", "GB", "America/Argentina/Buenos_Aires"])
+def test_a_time_zone_that_is_the_same_on_every_host_is_accepted(zone: str) -> None:
+    assert schedule_faults(spec(every_s=None, cron="0 9 * * *", timezone=zone)) == []
+
+
 def test_a_good_schedule_has_no_faults() -> None:
     good = spec(every_s=None, cron="0 9 * * MON-FRI", timezone="Europe/Berlin", jitter_s=30)
     assert schedule_faults(good) == []

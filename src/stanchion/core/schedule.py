@@ -78,10 +78,9 @@ def schedule_faults(spec: ScheduleSpec) -> list[Fault]:
     faults = []
     if (spec.cron is None) == (spec.every_s is None):
         faults.append(Fault("cron", "give either cron or every_s"))
-    try:
-        zone = ZoneInfo(spec.timezone)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        faults.append(Fault("timezone", f"there is no time zone {spec.timezone!r}"))
+    zone = _zone(spec.timezone)
+    if isinstance(zone, Fault):
+        faults.append(zone)
         zone = ZoneInfo("UTC")
     if spec.cron is not None and len(spec.cron.split()) != _CRON_FIELDS:
         faults.append(Fault("cron", "not a cron expression of five fields"))
@@ -97,6 +96,24 @@ def schedule_faults(spec: ScheduleSpec) -> list[Fault]:
     if not 0 <= spec.jitter_s <= _JITTER_S_MAX:
         faults.append(Fault("jitter_s", f"must be 0 to {_JITTER_S_MAX}"))
     return faults
+
+
+def _zone(name: str) -> ZoneInfo | Fault:
+    first = name.partition("/")[0].lower()  # some file systems ignore case
+    if first in _HOST_ZONES:
+        message = (
+            f"the time zone {name!r} depends on the server's host or counts leap seconds:"
+            " give a name such as Europe/Berlin, or UTC"
+        )
+        return Fault("timezone", message)
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return Fault("timezone", f"there is no time zone {name!r}")
+
+
+_HOST_ZONES: Final = frozenset({"localtime", "posixrules", "factory", "posix", "right"})
+"""Files and folders of a host's time zone database whose content or presence differs by host."""
 
 
 # ── State ────────────────────────────────────────────────────────────────────────────────────────
