@@ -304,6 +304,19 @@ def test_accepted_failures_of_items_are_repeated_with_what_builds_on_them() -> N
     assert new.run.step(StepId("each")).output == [0, 1, 2, 3, 4]
 
 
+def test_an_accepted_failure_of_a_step_is_not_repeated_with_failed_items() -> None:
+    steps = items_of()
+    steps["beside"] = JobSpec(topic=Topic("work"), on_failure=OnFailure.CONTINUE)
+    world = World.started(planned(flow(steps)))
+    world.fail("beside")
+    world.succeed("list", [0])
+    world.fail("each", item=0)
+    run = repeated(world, FAILED_ITEMS)
+    assert isinstance(run, Run)
+    steps_of_rerun = preview(world.plan, world.run, run)
+    assert steps_of_rerun[StepId("beside")] == RerunStep(RerunAction.REUSED)
+
+
 def test_items_of_a_cancelled_run_that_had_not_ended_run() -> None:
     world = World.started(planned(flow(items_of(parallel=2))))
     world.succeed("list", [0, 1, 2, 3])

@@ -8,7 +8,8 @@ old run is chosen by ``RerunOptions``:
   succeeded. It keeps the results of all others, and failures that the workflow accepts
   (``on_failure: continue``).
 * ``only: failed_items`` repeats the items that did not succeed, all steps that had not succeeded,
-  and all steps that depend on either. The other items and steps keep their results.
+  and all steps that depend on either. The other items and steps keep their results, and so do
+  failures of whole steps that the workflow accepts.
 * ``input`` replaces the input, and ``version: newest`` takes the newest versions. Both begin at the
   beginning, because a result that is kept would belong to another input or another workflow.
 """
