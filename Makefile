@@ -56,11 +56,12 @@ test: check-and-collect browser promtool test-core test-timed test-rest ## all c
 	@printf '\nall checks passed\n'
 
 # The type checker leaves one core idle. Meanwhile the tests are collected once, which compiles them:
-# each worker of the stages below would compile all of them for itself.
+# each worker of the stages below would compile all of them for itself. Not $(MAKE): a line with it is
+# executed by `make --dry-run` as well.
 .PHONY: check-and-collect
 check-and-collect: $(READY)
 	@$(BIN)/python -m pytest --quiet --collect-only tests >/dev/null 2>&1 & collecting=$$!; \
-	    $(MAKE) check; \
+	    make check; \
 	    wait $$collecting || { $(BIN)/python -m pytest --quiet --collect-only tests; exit 1; }
 
 # Finds a browser for the tests of the console, or gets one. Without one those tests are skipped, and
@@ -114,23 +115,8 @@ test-timed: $(READY)
 .PHONY: test-rest
 test-rest: $(READY)
 	$(call heading,tests of everything around the core)
-	@rm -f $(FAILED)
-	@$(PYTEST) --dist worksteal tests $(TRACED:%=--ignore=%) $(QUICK) || { \
-	    code=$$?; [ $$code = 1 ] || exit $$code; $(MAKE) test-again; }
-
-# Beside three others, on a machine that gives its cores to other guests, a test can fail for want of time.
-# Up to three that failed are run again, alone, and named: each is a bug, of the test or of the code.
-FAILED := .pytest_cache/v/cache/lastfailed
-
-.PHONY: test-again
-test-again: $(READY)
-	$(call heading,tests that failed: again and alone)
-	@$(BIN)/python -c 'import json, pathlib; \
-	    names = list(json.loads(pathlib.Path("$(FAILED)").read_text())); \
-	    print("these failed beside others:", *names, sep="\n  "); \
-	    raise SystemExit(len(names) > 3)'
-	@$(BIN)/python -m pytest --quiet --last-failed --last-failed-no-failures none tests $(QUICK)
-	@printf '\n!! They passed alone, and are bugs all the same: see CONTRIBUTING.md.\n'
+	@rm -f .pytest_cache/v/cache/lastfailed
+	@$(PYTEST) --dist worksteal tests $(TRACED:%=--ignore=%) $(QUICK) || scripts/test-again $$? $(BIN)/python $(QUICK)
 
 .PHONY: sim
 sim: $(READY) ## simulate ten thousand days of faults, then every defect

@@ -40,7 +40,8 @@ def test_every_target_that_is_shown_is_one() -> None:
     # What the first does is run in test_examples.py; the second is what runs this test; the third
     # is the command that the fixture below starts, at a port and with a folder of its own.
     assert recipes["make demo"].endswith("python examples/demo.py\n")
-    assert "mypy" in recipes["make test"]
+    assert "make check" in recipes["make test"]
+    assert "mypy" in recipe("check")
     assert recipes["make serve"].endswith("stanchion serve --data-dir .stanchion\n")
 
 
