@@ -112,12 +112,16 @@ async def _audited_rounds(
 
 
 async def _change(caller: Caller) -> None:
-    """Change a configuration, a workflow and a run, again and again."""
+    """Change a run, a configuration and a workflow, again and again.
+
+    On a slow machine files without a pause use up the tenant's share of work, and starts would be
+    refused as well: so a run is changed before the first of them.
+    """
     for number in itertools.count(1):
         with contextlib.suppress(httpx2.TransportError, AssertionError):
+            await caller.cancel((await caller.start("held")).run_id)
             await caller.configure(max_concurrent_runs=1_000 + number)
             await caller.apply("changing", {**HOLD, "timeout_s": number})
-            await caller.cancel((await caller.start("held")).run_id)
         await asyncio.sleep(0)
 
 

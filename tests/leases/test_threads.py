@@ -185,10 +185,13 @@ except KeyboardInterrupt:
     os._exit(0)     # nothing is tidied up any more
 """
     async with stanchion.Leases(file) as here, here.hold(NAME):
-        process = _start(program)
-        await until_waiting(file, "leases", NAME, 1)
-        process.send_signal(2)
-        assert process.communicate(timeout=_SOON_S)[0] == "interrupted\n"
+        with _start(program) as process:
+            try:
+                await until_waiting(file, "leases", NAME, 1)
+                process.send_signal(2)
+                assert process.communicate(timeout=_SOON_S)[0] == "interrupted\n"
+            finally:
+                process.kill()
         assert await waiting(file, "leases", NAME) == 0
 
 

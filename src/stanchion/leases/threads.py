@@ -19,7 +19,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, TypedDict, Unpack
 
@@ -35,6 +35,9 @@ OnLost: TypeAlias = Callable[[LeaseLost], None]
 _CLOSE_S_MAX: Final = 10.0
 _END_S_MAX: Final = 10.0
 """Far longer than a release may take: only a dead event loop takes longer."""
+_SIGNAL_S_MAX: Final = 0.5
+"""The interpreter may notice a signal that comes just before a thread blocks only when the thread
+wakes up: without this, an interrupt from the keyboard could be lost for as long as the wait."""
 _log = logging.getLogger("stanchion")
 
 
@@ -156,7 +159,9 @@ class _Hold(AbstractContextManager[Lease]):
         self._kept = self._engine.begin(self._keep())
         self._kept.add_done_callback(lambda _: self._granted.cancel())
         try:
-            return self._granted.result()
+            while True:
+                with suppress(TimeoutError):
+                    return self._granted.result(_SIGNAL_S_MAX)
         except CancelledError:
             self._kept.result()  # raises why nothing was granted
             raise
