@@ -124,6 +124,8 @@ sim: $(READY) ## simulate ten thousand days of faults, then every defect
 	@$(BIN)/stanchion sim --seeds 0..10000 --workers $(WORKERS)
 	$(call heading,deliberate defects must be found)
 	@$(BIN)/python -m stanchion sim --mutants --workers $(WORKERS)
+	$(call heading,days on a Valkey server)
+	@PYTHONPATH=. $(BIN)/python scripts/simulate.py valkey --days 60
 	$(call heading,lines of core and services that sixty days execute)
 	@PYTHONPATH=. $(BIN)/python scripts/simulate.py coverage --days 60
 

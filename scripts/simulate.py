@@ -2,6 +2,7 @@
 
 python scripts/simulate.py night          # until stopped; goes on where it was stopped
 python scripts/simulate.py coverage       # which lines of core and services no day executes
+python scripts/simulate.py valkey         # days whose store is the Redis store on a Valkey server
 python scripts/simulate.py table          # the deliberate defects in docs/explanation
 """
 
@@ -108,6 +109,29 @@ def covered(days: int) -> int:
     return 0
 
 
+# ── Days on Valkey ───────────────────────────────────────────────────────────────────────────────
+
+
+def on_valkey(days: int) -> int:
+    """Play days of each profile whose store does not lose writes; compare with the memory store."""
+    sys.path.insert(0, str(_ROOT))
+    from tests.sim.valkey import playing_on_valkey  # noqa: PLC0415 - part of the tests
+
+    wrong = commands = 0
+    lasting = [each.name for each in PROFILES.values() if not each.store_loses]
+    lasting = [name for name in lasting if name not in {"long", "sqlite"}]
+    with playing_on_valkey() as world:
+        for number in range(days):
+            seed, profile = number // len(lasting), lasting[number % len(lasting)]
+            verdict = play(draw(seed, profile), world)
+            commands += verdict.checks["both stores answer the same"]
+            wrong += bool(verdict.broken)
+            for sentence in verdict.broken[:1]:
+                print(f"seed {seed}, profile {profile}: {sentence}", flush=True)
+    print(f"{days} days on Valkey, {commands:,} commands compared, {wrong} days wrong")
+    return 1 if wrong else 0
+
+
 # ── The table of deliberate defects ──────────────────────────────────────────────────────────────
 
 
@@ -155,7 +179,7 @@ def _table(mutants: Sequence[Mutant], found: Sequence[tuple[int | None, str]]) -
 def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description="Long and measured runs of the simulator.")
-    parser.add_argument("what", choices=["night", "coverage", "table"])
+    parser.add_argument("what", choices=["night", "coverage", "valkey", "table"])
     parser.add_argument("--days", type=int, help="how many; a night has no end, others have 30")
     parser.add_argument("--workers", type=int, default=1, help="processes; default 1")
     parser.add_argument(
@@ -172,6 +196,8 @@ def main() -> int:
             return 0
     if given.what == "coverage":
         return covered(given.days or 30)
+    if given.what == "valkey":
+        return on_valkey(given.days or 30)
     return tabulate(days=given.days or 120, workers=given.workers)
 
 

@@ -60,7 +60,7 @@ from tests.contract.builders import (
     nothing,
     start,
 )
-from tests.contract.harness import Harness
+from tests.contract.harness import LONG_MS, Harness
 
 CAP_1 = Tenant(max_concurrent_runs=1, on_full=OnFull.QUEUE)
 ROOMY = replace(CAP_1, queue_max=1_000)
@@ -216,6 +216,24 @@ async def test_a_promotion_survives_a_row_that_is_confirmed_or_an_entry_that_die
     await store.confirm_outbox([row])
     assert await store.outbox_size() == 1
     assert [entry.id for entry in (await loaded(store, waits)).inbox] == ["promoted"]
+
+
+async def test_a_promoted_run_that_was_read_is_not_due_again_before_its_time(
+    store: Store, harness: Harness
+) -> None:
+    first = await _full(store)
+    waits = await _wait(store)
+    await _end(store, first)
+    (row,) = await store.take_outbox(limit=10, hold_ms=LONG_MS)
+    assert [entry.id for entry in (await loaded(store, waits)).inbox] == ["promoted"]
+    assert await store.take_outbox(limit=10, hold_ms=LONG_MS) == ()
+    # Its lock was contended.
+    await store.defer_outbox(row, delay_ms=harness.short_ms)
+    assert await store.take_outbox(limit=10, hold_ms=LONG_MS) == ()
+    await harness.pass_time(harness.short_ms)
+    assert await store.take_outbox(limit=10, hold_ms=LONG_MS) == (row,)
+    await advance(store, ONE_JOB, waits)
+    assert await store.outbox_size() == 0
 
 
 async def test_keys_take_turns_below_strict_priorities(store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from typing import Final
 
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from tests.contract.builders import (
     GLOBEX,
     TOPIC,
     WORKER,
+    cancel,
     held,
     lease,
     lease_one,
@@ -228,7 +230,25 @@ async def test_tenants_with_ready_jobs_are_found_and_counted(store: Store) -> No
     assert await store.ready_tenants([TOPIC], limit=10) == {GLOBEX: 1, neighbour: 1}
 
 
+async def test_tenants_without_ready_jobs_do_not_hide_others(store: Store) -> None:
+    # All in one shard: their places in its order of turns are looked at first.
+    *gone, last = (ACME, *_neighbours(ACME, 3))
+    for tenant in gone:
+        await cancel(store, await start(store, tenant=tenant))
+    await start(store, tenant=last)
+    assert await store.ready_tenants([TOPIC], limit=1) == {last: 1}
+    assert len(await lease(store, tenant=last)) == 1
+    await start(store, tenant=ACME)
+    assert await store.ready_tenants([TOPIC], limit=1) == {ACME: 1}
+    assert [each.job.tenant for each in await lease(store)] == [ACME]
+
+
 def _neighbour(tenant: TenantId) -> TenantId:
     """A tenant in the same shard."""
+    return _neighbours(tenant, 1)[0]
+
+
+def _neighbours(tenant: TenantId, count: int) -> list[TenantId]:
     names = (TenantId(f"neighbour-{i}") for i in range(10_000))
-    return next(each for each in names if shard_of_tenant(each) == shard_of_tenant(tenant))
+    same = (each for each in names if shard_of_tenant(each) == shard_of_tenant(tenant))
+    return [*islice(same, count)]

@@ -14,5 +14,6 @@ local function apply_promotion(run_id)
   -- The new stamp depends on the old one alone, so that it is the same if this is lost and repeated.
   redis.call('HSET', key.run, 'status', 'pending',
     'stamp', whole(tonumber(version) + 1) .. ' ' .. fence .. ' +' .. nonce)
-  put(run_id, 'promoted', '{"event":"promoted"}', now)
+  -- The promotion has written the row. It may be taken by now, and must not become due again.
+  add_entry('promoted', '{"event":"promoted"}')
 end
