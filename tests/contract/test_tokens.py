@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from itertools import islice
 from typing import Final
 
@@ -252,3 +253,28 @@ def _neighbours(tenant: TenantId, count: int) -> list[TenantId]:
     names = (TenantId(f"neighbour-{i}") for i in range(10_000))
     same = (each for each in names if shard_of_tenant(each) == shard_of_tenant(tenant))
     return [*islice(same, count)]
+
+
+async def test_a_tenant_whose_jobs_were_leased_by_name_is_behind_the_others(store: Store) -> None:
+    tenants = (ACME, *_neighbours(ACME, 2))
+    for tenant in tenants * 3:
+        await start(store, tenant=tenant)
+    served: list[TenantId] = []
+    for _ in range(9):
+        (tenant,) = await store.ready_tenants([TOPIC], limit=1)
+        assert len(await lease(store, tenant=tenant, max_jobs=1)) == 1
+        served.append(tenant)
+    for turn in range(3):
+        assert {*served[3 * turn : 3 * turn + 3]} == {*tenants}
+
+
+async def test_tenants_of_several_shards_take_turns_to_be_named_first(store: Store) -> None:
+    others = {shard_of_tenant(each): each for each in (TenantId(f"t-{i}") for i in range(40))}
+    tenants = (ACME, *[each for at, each in others.items() if at != shard_of_tenant(ACME)][:2])
+    for tenant in tenants * 4:
+        await start(store, tenant=tenant)
+    served: Counter[TenantId] = Counter()
+    for _ in range(9):
+        tenant = next(iter(await store.ready_tenants([TOPIC], limit=10)))
+        served[tenant] += len(await lease(store, tenant=tenant, max_jobs=1))
+    assert min(served[tenant] for tenant in tenants) >= 2, served

@@ -157,13 +157,20 @@ class TwinStore(SimStore):
         tenant: TenantId | None = None,
         not_after: Instant | None = None,
     ) -> object:
-        """Lease the same jobs: each the next of its tenant's queue, and as many as there are."""
+        """Lease the same jobs: each the next of its tenant's queue, and as many as there are.
+
+        Jobs whose leases expired join the queue again, several in one step and in any order.
+        """
         state = self._state
         found: list[LeasedJob] = []
         for each in leased:
             job = each.job
-            place = state.ready.places(job.topic, job.tenant).get(job.id)
-            if place != 0 or job.topic not in topics or tenant not in {None, job.tenant}:
+            places = state.ready.places(job.topic, job.tenant)
+            place = places.get(job.id)
+            if place is None or job.topic not in topics or tenant not in {None, job.tenant}:
+                return f"{job.id} is not asked for, or not ready"
+            up_to = [at for at, order in places.items() if order <= place]
+            if place and not all(state.jobs[at].deliveries for at in up_to):
                 return f"{job.id} is not the next one: its place is {place}"
             state.ready.remove(job)
             found.append(self._lease(state.jobs[job.id], worker_id, ttl_ms))

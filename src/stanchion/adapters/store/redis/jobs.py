@@ -173,7 +173,9 @@ class RedisJobs(Sharded):
         others: dict[int, list[TenantId]] = {}
         for each in but_not:
             others.setdefault(shard_of_tenant(each), []).append(each)
-        # One from each shard in turn: the order of tenants is known within a shard only.
+        # One from each shard in turn: the order of tenants is known within a shard only. Each call
+        # begins with another shard.
+        shards = self._shards.rounds.turned(shards)
         found = await self._shards.ask_some(
             [
                 self._shards.step("ready_tenants", shard, *words, *others.get(shard, ()))

@@ -70,6 +70,16 @@ local function from_tenant(topic, tenant, count)
   return #entries
 end
 
+-- A tenant that is asked for by name takes its turn as well.
+local function from_named(topic, tenant, count)
+  local leased, queue = from_tenant(topic, tenant, count), sized(topic) .. sized(tenant)
+  local turn = redis.call('HGET', key.turns, queue)
+  if turn then
+    pass(topic, tenant, queue, sized(topic) .. turn .. tenant)
+  end
+  return leased
+end
+
 local function from_ring(topic, count)
   while true do
     local places = first(key.ring, sized(topic), 2)
@@ -101,7 +111,7 @@ repeat
       if only == '' then
         leased = from_ring(share.topic, count)
       else
-        leased = from_tenant(share.topic, only, count)
+        leased = from_named(share.topic, only, count)
       end
       left, share.left = left - leased, leased > 0 and share.left - leased or 0
       is_done = is_done and leased == 0

@@ -416,6 +416,7 @@ class Rounds:
         self._topics: dict[Topic, _Round] = {}
         self._served: dict[Topic, int] = {}
         self._turn = 0
+        self._turned = first_shard
 
     def knows(self, topics: Collection[Topic], wanted: int, at: float) -> bool:
         """Whether ``wanted`` jobs are known at the moment ``at``, without another count."""
@@ -451,6 +452,12 @@ class Rounds:
             of_shard = taken.setdefault(self._topics[topic].take(), {})
             of_shard[topic] = of_shard.get(topic, 0) + 1
         return taken
+
+    def turned(self, shards: Sequence[int]) -> list[int]:
+        """The shards, each time from another one on."""
+        self._turned += 1
+        first = self._turned % max(1, len(shards))
+        return [*shards[first:], *shards[:first]]
 
     def in_turn(self, topics: Collection[Topic]) -> list[Topic]:
         """The topics, with the one served longest ago first."""
