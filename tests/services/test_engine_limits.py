@@ -13,7 +13,7 @@ from stanchion.core.audit import AuditEntry
 from stanchion.core.model import Instant, TenantId, Topic
 from stanchion.core.topic_limits import LimitScope, TokenPool, TopicLimit, token_ttl_ms
 from stanchion.core.workflow import ForEachSpec
-from stanchion.ports.records import JobLease, LeasedJob
+from stanchion.ports.records import JobLease, LeasedJob, Renewals
 from stanchion.services.engine import Terms
 from stanchion.services.scheduler import JobBatch
 from tests.services.faulty_locks import Fault
@@ -449,6 +449,26 @@ async def test_a_term_after_a_limit_is_made_or_lowered_it_is_kept(world: World) 
     assert len(renewed) == await _running(world) == 1
     pool = TokenPool("llm", None, 1, None)
     assert (await world.store.pool_uses([pool]))[0].running == 1
+
+
+@virtual
+async def test_a_worker_is_told_of_the_end_of_a_lease_that_a_lowered_limit_does_not_renew(
+    world: World,
+) -> None:
+    replica = world.add(terms=TERMS)
+    await _set(replica, LLM)
+    await world.define(ONE)
+    runs = [await world.start(replica, "one") for _ in range(3)]
+    jobs = await _lease(replica, max_jobs=3)
+    await _set(replica, TopicLimit(id="llm", topics=("llm.*",), max_running=0))
+    assert await replica.scheduler.renew("worker", _held(jobs)) == Renewals((), ())
+    (cancelled,) = [each for each in jobs if each.job.run_id == runs[0]]
+    await replica.inbox.cancel(runs[0], reason=None, actor="caller")
+    answer = await replica.scheduler.renew("worker", _held(jobs))
+    assert answer == Renewals((), (cancelled.job.id,))
+    await asyncio.sleep(TTL_MS / 1_000 + 2)
+    answer = await replica.scheduler.renew("worker", _held(jobs))
+    assert (answer.renewed, {*answer.lost}) == ((), {each.job.id for each in jobs})
 
 
 @virtual

@@ -474,8 +474,8 @@ class TopicLimitService:
     async def renew(self, leases: Sequence[JobLease], *, tenant: TenantId | None) -> Renewals:
         """Extend leases, each after its tokens. Raises ``BackendError``.
 
-        A lease for which a pool has no token is in neither list: the worker tries again while its
-        lease lasts.
+        A lease for which a pool has no token is in neither list while it lasts: the worker tries
+        again.
         """
         found, limits = await self._find(leases, tenant, is_held=True), self.limits
         by_pool: dict[TokenPool, dict[str, str]] = {}
@@ -504,6 +504,11 @@ class TopicLimitService:
                 kept, ttl_ms=self._ttl_ms, tenant=tenant, not_after=until
             )
             renewed = Renewals((*renewed.renewed, *more.renewed), (*renewed.lost, *more.lost))
+        denied = [lease for name, lease in limited.items() if name in refused]
+        if denied:
+            # It may have been cancelled, or have expired after earlier refusals.
+            ended = await self._store.lost_leases(denied, tenant=tenant)
+            renewed = Renewals(renewed.renewed, (*renewed.lost, *ended))
         if renewed.lost:
             gone = {*renewed.lost}
             await self.release([each for each in leases if each.job_id in gone], tenant=tenant)
