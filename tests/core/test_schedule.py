@@ -20,6 +20,7 @@ from stanchion.core.schedule import (
     Schedule,
     ScheduleSpec,
     TickPlan,
+    TickRun,
     decide_ticks,
     next_ticks,
     schedule_faults,
@@ -204,10 +205,16 @@ def test_a_change_lists_the_ticks_that_were_due() -> None:
     assert after_change.generation > which.generation
     held = with_held(which, Instant(MINUTE))
     assert reasons(with_spec(held, changed, "kim", Instant(MINUTE + 1))) == [(1, CHANGED)]
-    # A tick without an answer may have a run, and a paused schedule has no ticks.
-    assert (
-        with_spec(with_trial(which, Instant(MINUTE)), changed, "kim", Instant(MINUTE)).missed == ()
-    )
+    # A tick without an answer may have a run already, or get one later.
+    tried, at = with_trial(which, Instant(MINUTE)), Instant(MINUTE)
+    begun = with_spec(tried, changed, "kim", at, tried_run=BUSY)
+    assert (begun.runs, begun.missed, begun.tried) == ((TickRun(at, BUSY),), (), None)
+    unknown = with_spec(tried, changed, "kim", at)
+    assert reasons(unknown) == [(1, CHANGED)]
+    assert with_run(unknown, at, BUSY).missed == ()
+    kept = with_spec(held, changed, "kim", Instant(MINUTE + 1), tried_run=BUSY)
+    assert (kept.runs, kept.missed) == ((TickRun(at, BUSY),), ())
+    # A paused schedule has no ticks.
     assert with_spec(schedule(paused=True), changed, "kim", now).missed == ()
 
 

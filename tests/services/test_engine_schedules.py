@@ -128,6 +128,30 @@ async def test_a_run_that_starts_after_its_tick_was_given_up_is_recorded(world: 
 
 
 @virtual
+@pytest.mark.parametrize("is_admitted", [True, False])
+async def test_a_tick_that_a_dead_replica_tried_is_listed_when_the_schedule_changes(
+    world: World, is_admitted: bool
+) -> None:
+    doomed = world.add()
+    await world.define(ONE)
+    await put(doomed)
+    tick = Instant((await stored(world)).since + 60_000)
+
+    def kill(call: str, is_done: bool) -> None:
+        if call == "admit" and is_done is is_admitted:
+            doomed.kill()
+
+    doomed.on_call(kill)
+    await asyncio.sleep(61)
+    await put(world.add(), paused=True)  # within the time that the tick is left to the dead one
+    schedule = await stored(world)
+    assert [each.run_id for each in schedule.runs] == await runs(world)
+    assert len(schedule.runs) == is_admitted
+    ticks = [each.tick for each in schedule.runs] + [each.tick for each in schedule.missed]
+    assert ticks == [tick]
+
+
+@virtual
 async def test_two_replicas_do_not_both_take_over_the_tick_of_a_dead_one(world: World) -> None:
     """Found by the simulator (mixed, day 52038): one was refused, the other had its run."""
     dead = world.add()

@@ -176,17 +176,26 @@ class TickMark(msgspec.Struct, frozen=True):
     tick: Instant
 
 
-def with_spec(schedule: Schedule, spec: ScheduleSpec, author: str, now: Instant) -> Schedule:
-    """The schedule after a change. Ticks that were due and have no run are missed."""
+def with_spec(
+    schedule: Schedule,
+    spec: ScheduleSpec,
+    author: str,
+    now: Instant,
+    *,
+    tried_run: RunId | None = None,
+) -> Schedule:
+    """The schedule after a change. Ticks that were due and have no run are missed.
+
+    ``tried_run`` is the run of the tick that is being tried, if it has one already. If it gets one
+    later, ``with_run`` takes it off the list of missed ticks.
+    """
+    if tried_run is not None and schedule.tried is not None:
+        schedule = with_run(schedule, schedule.tried, tried_run)
     due, _ = ((), None) if schedule.spec.paused else _due(schedule, now)
-    unanswered = schedule.tried if schedule.refusal in {"", UNANSWERED} else None
+    refusal = schedule.refusal or _CHANGED
     ended = with_missed(
         schedule,
-        tuple(
-            MissedTick(each, schedule.refusal if each == schedule.tried else _CHANGED)
-            for each in due
-            if each != unanswered  # it may have a run
-        ),
+        tuple(MissedTick(each, refusal if each == schedule.tried else _CHANGED) for each in due),
     )
     if schedule.tried is not None and schedule.tried <= schedule.handled:
         ended = with_missed(ended, (MissedTick(schedule.tried, _CHANGED),))  # it was held back

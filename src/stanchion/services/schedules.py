@@ -130,13 +130,13 @@ class ScheduleService:
         name, size = (tenant, schedule_id), _size(spec)
         self._check_room(name, size)
 
-        def change(old: Schedule | None) -> Schedule:
+        def change(old: Schedule | None, tried_run: RunId | None) -> Schedule:
             now, author = self._clock.now(), audit.actor
             if old is None:
                 return Schedule(spec=spec, generation=now, author=author, since=now, handled=now)
             if old.spec == spec:
                 return old
-            return with_spec(old, spec, author, now)
+            return with_spec(old, spec, author, now, tried_run=tried_run)
 
         changed = await self._change(name, change, audit)
         self._sizes[name] = size
@@ -325,7 +325,7 @@ class ScheduleService:
                 tenant,
                 spec.workflow_id,
                 spec.input,
-                key=f"{_NAMESPACE}{schedule_id}/{schedule.generation}/{tick}",
+                key=_key(schedule_id, schedule.generation, tick),
                 actor=f"schedule {schedule_id}",
                 starter=schedule.author,
                 labels=spec.labels,
@@ -367,6 +367,15 @@ class ScheduleService:
             if await self._write(name, changed, found.revision) is not None:
                 return
 
+    async def _tried_run(self, name: _Name, schedule: Schedule) -> RunId | None:
+        """The run of the tick that is being tried, if the store has admitted it."""
+        tenant, schedule_id = name
+        if schedule.tried is None or schedule.refusal not in {"", UNANSWERED}:
+            return None
+        key = _key(schedule_id, schedule.generation, schedule.tried)
+        known = (await self._store.check_starts(tenant, (), (key,))).known
+        return known[key].run_id if key in known else None
+
     # ── Documents ────────────────────────────────────────────────────────────────────────────────
 
     async def _read(self) -> dict[_Name, tuple[Schedule, int]]:
@@ -393,12 +402,15 @@ class ScheduleService:
         return written.revision
 
     async def _change(
-        self, name: _Name, change: Callable[[Schedule | None], Schedule], audit: AuditEntry
+        self,
+        name: _Name,
+        change: Callable[[Schedule | None, RunId | None], Schedule],
+        audit: AuditEntry,
     ) -> Schedule:
         for _ in range(_TRIES_MAX):
             found = await self._store.document(_KIND, _name(name))
             old = None if found is None else _decoded(found)
-            new = change(old)
+            new = change(old, None if old is None else await self._tried_run(name, old))
             if new is old:
                 return new
             entry = replace(audit, before=_shown(old), after=_shown(new))
@@ -412,6 +424,11 @@ class ScheduleService:
             if written is not None:
                 return new
         raise ScheduleConflict
+
+
+def _key(schedule_id: str, generation: int, tick: Instant) -> str:
+    """The idempotency key of the run of a tick."""
+    return f"{_NAMESPACE}{schedule_id}/{generation}/{tick}"
 
 
 def _name(name: _Name) -> str:
