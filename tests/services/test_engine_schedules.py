@@ -238,6 +238,28 @@ async def test_overlap_skips_or_holds_one_back(world: World) -> None:
 
 
 @virtual
+async def test_a_tick_does_not_overlap_a_run_that_was_allowed_to_overlap_others(
+    world: World,
+) -> None:
+    one = world.add()
+    await world.define(ONE)
+    await put(one, overlap=Overlap.ALLOW)
+    await asyncio.sleep(60 * 2 + 5)
+    newest, older = (await stored(world)).runs
+    await put(one, overlap=Overlap.SKIP)
+    await one.inbox.cancel(newest.run_id, reason=None, actor="caller")
+    await asyncio.sleep(65)
+    schedule = await stored(world)
+    assert schedule.runs == (newest, older)
+    assert [each.reason for each in schedule.missed] == [
+        f"the run of an earlier tick is unfinished: {older.run_id}"
+    ]
+    await one.inbox.cancel(older.run_id, reason=None, actor="caller")
+    await asyncio.sleep(60)
+    assert len((await stored(world)).runs) == 3
+
+
+@virtual
 async def test_what_passed_while_no_replica_ran_is_caught_up(world: World) -> None:
     one = world.add()
     await world.define(ONE)

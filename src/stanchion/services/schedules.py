@@ -27,6 +27,7 @@ from stanchion.core.schedule import (
     SCHEDULES_BYTES_MAX,
     SCHEDULES_MAX,
     UNANSWERED,
+    Overlap,
     Schedule,
     ScheduleSpec,
     TickMark,
@@ -293,12 +294,19 @@ class ScheduleService:
             self._wake_at[name] = plan.wake_at
 
     async def _unfinished(self, schedule: Schedule, now: Instant) -> RunId | None:
-        """The newest run of the schedule, if it is unfinished and a tick is due."""
-        if not schedule.runs or decide_ticks(schedule, now, 0.0, None).start is None:
+        """An unfinished run of the schedule, if a tick is due that must not overlap it."""
+        if schedule.spec.overlap is Overlap.ALLOW or not schedule.runs:
             return None
-        last = schedule.runs[0].run_id
-        loaded = await self._store.load(last)
-        return None if loaded is None or loaded.run.status.is_finished else last
+        if decide_ticks(schedule, now, 0.0, None).start is None:
+            return None
+        last, *others = schedule.runs
+        # Since the last change each run began after the end of the one before it. Those from
+        # before that change may have been allowed to overlap.
+        for each in (last, *(each for each in others if each.tick <= schedule.since)):
+            loaded = await self._store.load(each.run_id)
+            if loaded is not None and not loaded.run.status.is_finished:
+                return each.run_id
+        return None
 
     async def _start(self, name: _Name, schedule: Schedule, revision: int, tick: Instant) -> None:
         (tenant, schedule_id), spec = name, schedule.spec
