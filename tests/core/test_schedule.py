@@ -156,6 +156,9 @@ def test_a_refused_tick_is_tried_until_the_next_is_due() -> None:
     late = plan(which, 2)
     assert late.start == 2 * MINUTE
     assert reasons(after(which, late)) == [(1, "full")]
+    kept = schedule(catch_up=CatchUp.ALL)
+    kept = msgspec.structs.replace(kept, tried=Instant(MINUTE), refusal="full")
+    assert plan(kept, 2) == TickPlan(start=Instant(MINUTE))
 
 
 def test_what_passed_while_nothing_ran_is_missed_or_caught_up() -> None:
