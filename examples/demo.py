@@ -22,6 +22,8 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import stanchion
+
 HERE = Path(__file__).parent
 TENANT = "demo"
 CALLERS = 10
@@ -150,9 +152,13 @@ def queue(api: Api) -> None:
         place = f", position {answer['position']}" if status == HTTPStatus.ACCEPTED else ""
         print(f"  {status}  {who:<4} {answer['status']}{place}")
         started[answer["run_id"]] = who
+    with stanchion.Client(api.url, tenant=TENANT) as client:
+        run = client.start("research", body["input"], fairness_key="blue", wait=True)
+    print("  blue's next start, by the SDK with wait=True, returned when its run had a slot.")
+    started[run.run_id] = "blue"
     ended = [api.call("GET", f"/v1/runs/{run_id}?wait=30") for run_id in started]
     if any(run["status"] != "succeeded" for run in ended):
-        sys.exit(f"expected five ends: {[run['status'] for run in ended]}")
+        sys.exit(f"expected successful ends: {[run['status'] for run in ended]}")
     began = {run["run_id"]: min(_beginnings(run)) for run in ended}
     order = [started[run_id] for run_id in sorted(began, key=began.__getitem__)]
     print(f"  began in this order: {', '.join(order)}")
