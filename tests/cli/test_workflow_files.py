@@ -208,6 +208,13 @@ def test_ids_are_completed_from_what_the_server_lists(server: Script) -> None:
     ]
 
 
+STEPS: JsonValue = {
+    "plan": {"items_total": None},
+    "plan.inner": {"items_total": None},
+    "pages": {"items_total": 3},
+}
+
+
 @pytest.mark.parametrize(
     ("line", "path", "listed", "words"),
     [
@@ -227,6 +234,12 @@ def test_ids_are_completed_from_what_the_server_lists(server: Script) -> None:
             {"approvals": [{"run_id": "07", "step_id": "a"}, {"run_id": "08", "step_id": "b"}]},
             ["a"],
         ),
+        ("workflow usage r", "shared/workflows", {"workflows": [{"id": "rep"}]}, ["rep"]),
+        ("workflow show --shared r", "shared/workflows", {"workflows": [{"id": "rep"}]}, ["rep"]),
+        ("workflow show r", "workflows", {"workflows": [{"id": "rep"}]}, ["rep"]),
+        ("lease release r", "admin/leases", {"leases": [{"name": "run/07"}]}, ["run/07"]),
+        ("run items 07 ", "runs/07", {"steps": STEPS}, ["pages"]),
+        ("run rerun 07 --from-step pl", "runs/07", {"steps": STEPS}, ["plan", "plan.inner"]),
     ],
 )
 def test_what_a_command_takes_is_completed_from_its_list(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from stanchion.cli.completion import complete_letters
+from stanchion.cli.completion import complete_letters, complete_locks
 from stanchion.cli.session import (
     Session,
     calls_server,
@@ -80,7 +80,7 @@ def hold_lease(session: Session, name: str, ttl_s: float) -> None:
 
 
 @lease.command("release")
-@_name_argument
+@click.argument("name", metavar="NAME", callback=_lease_name, shell_complete=complete_locks)
 @click.option("--reason", metavar="TEXT", help="Why; it is kept in the audit log.")
 @calls_server
 def release_lease(session: Session, name: str, reason: str | None) -> None:

@@ -12,7 +12,9 @@ from typing import Any, BinaryIO, Final
 import click
 
 from stanchion.cli.completion import (
+    complete_for_each_steps,
     complete_runs,
+    complete_steps,
     complete_undecided,
     complete_undecided_steps,
     complete_workflows,
@@ -202,7 +204,12 @@ class _RerunPart(click.Choice[str]):
 
 @run.command("rerun")
 @click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
-@click.option("--from-step", metavar="STEP", help="Keep the results of the steps before this one.")
+@click.option(
+    "--from-step",
+    metavar="STEP",
+    shell_complete=complete_steps,
+    help="Keep the results of the steps before this one.",
+)
 @click.option(
     "--only",
     type=_RerunPart(("failed-items",)),
@@ -374,7 +381,7 @@ def list_waits(session: Session, *, watch: bool) -> None:
 
 @run.command("items")
 @click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
-@click.argument("step_id", metavar="STEP")
+@click.argument("step_id", metavar="STEP", shell_complete=complete_for_each_steps)
 @click.option("--status", type=click.Choice(_ITEM_STATUSES), help="Only items in this state.")
 @limit_and_cursor
 @calls_server

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from stanchion.cli.completion import complete_workflows
+from stanchion.cli.completion import complete_shared_workflows, complete_workflows
 from stanchion.cli.errors import CliError, Exit, fault_line, needs_server_packages
 from stanchion.cli.session import (
     Content,
@@ -192,7 +192,7 @@ def list_workflows(session: Session, limit: int, cursor: str | None, *, shared: 
 
 
 @workflow.command("usage")
-@click.argument("workflow_id", metavar="ID", shell_complete=complete_workflows)
+@click.argument("workflow_id", metavar="ID", shell_complete=complete_shared_workflows)
 @limit_and_cursor
 @calls_server
 def usage(session: Session, workflow_id: str, limit: int, cursor: str | None) -> None:
