@@ -149,6 +149,32 @@ def test_a_workflow_that_is_shown_as_yaml_is_the_same_workflow(
     assert parse_workflow(outcome.out, format="yaml") == workflow
 
 
+def test_a_workflow_that_is_shown_as_yaml_begins_with_its_head_and_steps_with_their_kind(
+    cli: Cli, server: Script
+) -> None:
+    text = """\
+id: site
+risk: high
+timeout_s: 600
+steps:
+  pages:
+    topic: web.fetch
+    for_each: "${input.urls}"
+    input: "${item}"
+    parallel: 5
+  ask:
+    approval:
+      message: "Go on?"
+    needs: [pages]
+    on_failure: continue
+output: "${steps.pages.output}"
+"""
+    workflow = parse_workflow(text, format="yaml")
+    assert isinstance(workflow, Workflow)
+    server.says(Said({"definition": definition(workflow)}))
+    assert cli("workflow", "show", "site", "-o", "yaml").out == text
+
+
 _TEXTS = st.text() | st.sampled_from(["yes", "null", "1", "2026-01-31", "a: b", "- a", "#", "${a}"])
 _VALUES: st.SearchStrategy[JsonValue] = st.recursive(
     st.none()

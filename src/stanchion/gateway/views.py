@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from itertools import islice
@@ -494,7 +494,22 @@ def definition(workflow: Workflow) -> JsonObject:
     """A workflow in the form of its file: the result can be stored again."""
     shown = _with_whole_seconds(msgspec.to_builtins(workflow))
     shown["steps"] = {step_id: _step_of_file(spec) for step_id, spec in workflow.steps.items()}
-    return shown
+    return _ordered(shown, _WORKFLOW_ORDER)
+
+
+_WORKFLOW_ORDER: Final = (
+    *("id", "risk", "lock_policy", "timeout_s", "max_deliveries", "budget", "input_schema"),
+    *("steps", "output"),
+)
+_STEP_ORDER: Final = (
+    *("topic", "workflow", "approval", "delay_s", "needs", "when", "for_each", "input"),
+    *("parallel", "on_item_failure", "retry", "timeout_s", "attempt_timeout_s", "on_failure"),
+)
+"""Members as the reference writes them: people read a file from its head and a step's kind."""
+
+
+def _ordered(document: JsonObject, names: Sequence[str]) -> JsonObject:
+    return {name: document[name] for name in names if name in document} | document
 
 
 _APPROVAL_MEMBERS: Final = {
@@ -513,7 +528,7 @@ def _step_of_file(spec: StepSpec) -> JsonObject:
     if isinstance(spec, ApprovalSpec):
         members = {file: spec for file, spec in _APPROVAL_MEMBERS.items() if spec in shown}
         shown["approval"] = {file: shown.pop(spec) for file, spec in members.items()}
-    return shown
+    return _ordered(shown, _STEP_ORDER)
 
 
 def _with_whole_seconds(document: JsonObject) -> JsonObject:
