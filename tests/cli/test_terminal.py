@@ -132,6 +132,24 @@ def test_at_80_columns_ids_of_keys_are_whole(server: Script) -> None:
     assert max(map(len, seen.text.splitlines())) <= 80
 
 
+def test_at_80_columns_a_key_that_has_expired_does_not_look_valid(server: Script) -> None:
+    row = {
+        "id": "0123456789abcdef",
+        "role": "operator",
+        "tenant": "a-tenant-with-a-long-name",
+        "name": "a name that is long as well",
+        "note": None,
+        "created_at": "2026-11-16T10:26:59Z",
+        "expires_at": "2026-11-16T10:27:59Z",
+        "last_used_at": "2026-11-16T10:27:09Z",
+        "revoked_at": None,
+    }
+    server.says(Said({"keys": [row], "cursor": None}))
+    seen = on_terminal("key", "list", "--url", server.url, env={"NO_COLOR": "1"}, columns=80)
+    assert "EXPIRES" not in seen.text
+    assert "  expired" in seen.text
+
+
 def test_at_80_columns_what_the_next_command_takes_is_whole(server: Script) -> None:
     subject = "run/391m7hyamb0c54vpc3gd7bz"
     entry = {

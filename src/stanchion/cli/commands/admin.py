@@ -362,6 +362,17 @@ def create_key(
     session.show(session.send("POST", path_to("admin", "keys"), body).document, _new_key_lines)
 
 
+def _ended(row: dict[str, Any]) -> str:
+    """When a key was revoked. Where EXPIRES is left out, a key that is over must not look valid."""
+    revoked_at = row["revoked_at"]
+    return "expired" if revoked_at is None and _is_over(row) else clock(revoked_at)
+
+
+def _is_over(row: dict[str, Any]) -> bool:
+    ends = row["expires_at"]
+    return ends is not None and datetime.fromisoformat(ends) <= datetime.now(UTC)
+
+
 list_command(
     key,
     "List keys, without their secrets.",
@@ -375,7 +386,7 @@ list_command(
         SpareHeading("CREATED", 3): ("created_at", clock),
         SpareHeading("EXPIRES"): ("expires_at", clock),
         "LAST USED": ("last_used_at", clock),
-        "REVOKED": ("revoked_at", clock),
+        "REVOKED": _ended,
         SpareHeading("NOTE", 2): "note",
     },
 )
@@ -406,14 +417,12 @@ _LAST_ADMIN = (
 
 def _is_last_admin(session: Session, key_id: str) -> bool:
     """Whether no other key that still works is of an admin of all tenants."""
-    now, admins, cursor = datetime.now(UTC), set[str](), None
+    admins, cursor = set[str](), None
     while True:
         page = session.get(path_to("admin", "keys"), limit=_ROWS_AT_ONCE, cursor=cursor)
         for each in page["keys"]:
-            ends = each["expires_at"]
-            is_over = ends is not None and datetime.fromisoformat(ends) <= now
             if (each["role"], each["tenant"]) == ("admin", "*") and not each["revoked_at"]:
-                admins |= set() if is_over else {each["id"]}
+                admins |= set() if _is_over(each) else {each["id"]}
         cursor = page["cursor"]
         if cursor is None:
             return admins == {key_id}
