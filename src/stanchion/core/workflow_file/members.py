@@ -18,6 +18,7 @@ from stanchion.core.budget import (
     BUDGETS_MAX,
 )
 from stanchion.core.expression import SOURCE_CHARS_MAX
+from stanchion.core.faults import Path
 from stanchion.core.lease import RENEWAL_FAILURES_MAX, LeaseOverride, OnLockError, OnRenewalLost
 from stanchion.core.limits import (
     APPROVAL_MESSAGE_CHARS_MAX,
@@ -214,10 +215,10 @@ def _approval(approval: dict[str, Any], **members: Any) -> StepSpec:  # noqa: AN
     return ApprovalSpec(**given, **members)
 
 
-def _check_approval(spec: StepSpec) -> Iterator[tuple[str, str]]:
+def _check_approval(spec: StepSpec) -> Iterator[tuple[Path, str]]:
     assert isinstance(spec, ApprovalSpec)
     if spec.on_timeout is not None and spec.decision_timeout_s is None:
-        yield "approval", "on_timeout needs timeout_s beside it"
+        yield ("approval", "on_timeout"), "needs timeout_s beside it"
 
 
 _APPROVAL: Final = Record(

@@ -30,8 +30,8 @@ class Record(Generic[_T]):
     """With its article: ``a delay step``."""
     members: Mapping[str, Member]
     build: Callable[..., _T]
-    check: Callable[[_T], Iterable[tuple[str, str]]] = lambda _built: ()
-    """Rules between members: yields the name of the faulty member, and the reason."""
+    check: Callable[[_T], Iterable[tuple[str | Path, str]]] = lambda _built: ()
+    """Rules between members: yields the name or path of the faulty member, and the reason."""
 
     def read(self, value: JsonValue, path: Path, findings: Findings) -> _T | Unfit:
         if not isinstance(value, dict):
@@ -50,8 +50,9 @@ class Record(Generic[_T]):
         if len(findings.noted) > before or any(read is UNFIT for read in good.values()):
             return UNFIT
         built = self.build(**good)
-        for name, wrong in self.check(built):
-            findings.note((*path, name), wrong)
+        for where, wrong in self.check(built):
+            inner = (where,) if isinstance(where, str) else where
+            findings.note((*path, *inner), wrong)
         return built if len(findings.noted) == before else UNFIT
 
     def schema(self) -> JsonObject:
