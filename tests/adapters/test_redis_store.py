@@ -50,6 +50,7 @@ from stanchion.ports.records import (
     JobLease,
     JobState,
     RejectedCode,
+    ResultRefused,
     RunFilter,
     StaleFence,
     Tenant,
@@ -187,6 +188,29 @@ async def test_an_admission_writes_every_item_once(server: Server, store: RedisS
         commands = [each["command"].split() for each in seen]
     written = [words[2::2] for words in commands if words[0] == "HSET" and ":items:" in words[1]]
     assert written == [["0:each", "1:each", "2:each"]]
+
+
+async def test_to_check_the_tenant_of_a_job_does_not_read_its_input(
+    server: Server, store: RedisStore
+) -> None:
+    size = 200_000
+    await start(store, FOR_EACH, run_input={"items": ["x" * size]})
+    leased = await lease_one(store)
+    held = [JobLease(leased.job.id, leased.fence)]
+    other = TenantId("other")
+    with server.client() as client:
+
+        def sent_bytes() -> int:
+            return int(client.info("stats")["total_net_output_bytes"])
+
+        before = sent_bytes()
+        assert (await store.renew_jobs(held, ttl_ms=60_000, tenant=other)).renewed == ()
+        assert (await store.renew_jobs(held, ttl_ms=60_000, tenant=ACME)).lost == ()
+        [refused] = await store.accept([result_of(leased)], tenant=other)
+        [accepted] = await store.accept([result_of(leased)], tenant=ACME)
+        assert sent_bytes() - before < size / 4
+    assert isinstance(refused, ResultRefused)
+    assert isinstance(accepted, Accepted)
 
 
 async def test_items_that_wait_share_fields_unless_an_older_version_may_read_them(

@@ -10,12 +10,14 @@ from stanchion.core.model import JobId, RunStatus, StepId, StepStatus, TenantId,
 from stanchion.core.workflow import JobSpec
 from stanchion.ports.bus import Bell
 from stanchion.ports.records import (
+    Accepted,
     DeadLetterKind,
     JobLease,
     JobState,
     LeasedJob,
     LostReason,
     RejectedCode,
+    Result,
     ResultRefused,
 )
 from stanchion.services.engine import Terms
@@ -33,6 +35,21 @@ async def _die(world: World, replica: Replica, times: int) -> None:
     for _ in range(times):
         assert await world.lease(replica, "work", wait_s=60)
         await asyncio.sleep(TTL_MS / 1000)
+
+
+@virtual
+async def test_to_check_the_tenant_of_a_renewal_or_result_no_job_is_read(world: World) -> None:
+    one, other = world.add(), world.add()
+    await world.define(ONE)
+    await world.start(one, "one")
+    (leased,) = await world.lease(one, "work")
+    held = JobLease(leased.job.id, leased.fence)
+    own = leased.job.tenant
+    assert (await other.scheduler.renew("worker", [held], tenant=own)).renewed == (leased.job.id,)
+    result = Result(job_id=leased.job.id, fence=leased.fence, worker_id="worker")
+    (accepted,) = await other.inbox.results([result], tenant=own)
+    assert isinstance(accepted, Accepted)
+    assert (one.store.calls["job"], other.store.calls["job"]) == (0, 0)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
