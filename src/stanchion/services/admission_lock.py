@@ -26,8 +26,8 @@ from stanchion.core.settings import AdmissionSettings
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import sentence
-from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks, NotOwned, replica_token
-from stanchion.services.renewal import LockHealth
+from stanchion.ports.locks import AcquireTooLate, Granted, Held, Locks, replica_token
+from stanchion.services.renewal import RELEASE_MAX_S, LockHealth, release_lock
 from stanchion.services.signals import AdmissionSignals
 
 CALL_MS_MIN: Final = 250
@@ -35,8 +35,6 @@ CALL_MS_MIN: Final = 250
 CALL_MS_MAX: Final = 2_000
 _PROOF_MS: Final = 1_000
 """A shorter time-out may have local causes: a late event loop, a queue of callers."""
-RELEASE_MAX_S: Final = 1.0
-RELEASE_TRIES: Final = 2
 
 
 class GateLockTaken(msgspec.Struct, frozen=True):
@@ -173,24 +171,11 @@ class SharedLock:
         error: str | None = None
         try:
             async with asyncio.timeout(RELEASE_MAX_S):
-                error = await self._try_release(name, token)
+                error = await release_lock(self._locks, name, token)
         except TimeoutError:
             error = f"no answer within {RELEASE_MAX_S:g} s"
         if error is not None and risk is not None:
             self._signals.release_failed(name, risk, error)
-
-    async def _try_release(self, name: str, token: str) -> str | None:
-        error = ""
-        for _ in range(RELEASE_TRIES):
-            try:
-                answer = await self._locks.release(
-                    name, token, within_ms=round(RELEASE_MAX_S * 1000)
-                )
-            except Exception as failure:  # noqa: BLE001 - the decision is made; the lock expires
-                error = sentence(failure)
-            else:
-                return "it was no longer ours" if isinstance(answer, NotOwned) else None
-        return error
 
 
 _TOO_LATE: Final = "the lock store answered too late"

@@ -142,7 +142,7 @@ class Renewer:
             return
         error = self._health.error
         if error is None:
-            error = await self._try_release(subject)
+            error = await release_lock(self._locks, subject.name, subject.token)
         else:
             # The lock store is known to be unavailable: released in the background when it is back.
             self._health.orphaned(subject.name, subject.token)
@@ -158,20 +158,6 @@ class Renewer:
         # The event loop keeps only a weak reference.
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
-
-    async def _try_release(self, subject: LeaseSubject) -> str | None:
-        error = ""
-        for _ in range(RELEASE_TRIES):
-            try:
-                async with asyncio.timeout(RELEASE_MAX_S):
-                    answer = await self._locks.release(
-                        subject.name, subject.token, within_ms=round(RELEASE_MAX_S * 1000)
-                    )
-            except Exception as failure:  # noqa: BLE001 - the body's outcome must not depend on it
-                error = sentence(failure)
-            else:
-                return "it was no longer ours" if isinstance(answer, NotOwned) else None
-        return error
 
     def _pause_s(self, trust: Holding | Continuing) -> float:
         wake = trust.next_renewal_at
@@ -206,6 +192,20 @@ class Renewer:
                 return rules.not_owned(trust)
             case _:
                 assert_never(answer)
+
+
+async def release_lock(locks: Locks, name: str, token: str) -> str | None:
+    """Release a lock, with one retry. Returns why it failed, or ``None``."""
+    error = ""
+    for _ in range(RELEASE_TRIES):
+        try:
+            async with asyncio.timeout(RELEASE_MAX_S):
+                answer = await locks.release(name, token, within_ms=round(RELEASE_MAX_S * 1000))
+        except Exception as failure:  # noqa: BLE001 - the holder's outcome must not depend on it
+            error = sentence(failure)
+        else:
+            return "it was no longer ours" if isinstance(answer, NotOwned) else None
+    return error
 
 
 class RenewalLoop:
