@@ -23,6 +23,7 @@ from stanchion.gateway.load import Observe
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, RequestRefused, answer_parts
 from stanchion.gateway.route import Reply, Stream
+from stanchion.services.work import TaskCancellation
 from stanchion.wire.problems import Code
 
 _Result = TypeVar("_Result")
@@ -259,16 +260,13 @@ def _not_cut() -> bool:
     return False
 
 
-class CancelScope:
+class CancelScope(TaskCancellation):
     """Cancels the work of the current task when the client disconnects or a check fails."""
 
-    __slots__ = ("_cancelling", "_check", "_checking", "_is_over", "_task", "_timer", "_why")
+    __slots__ = ("_check", "_checking", "_is_over", "_timer", "_why")
 
     def __init__(self, check: Callable[[], Awaitable[None]] | None) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._cancelling = task.cancelling()
+        super().__init__()
         self._is_over = False
         self._why: BaseException | None = None
         self._check = check
@@ -281,7 +279,7 @@ class CancelScope:
         try:
             return await work
         except asyncio.CancelledError:
-            if self._why is None or self._task.uncancel() > self._cancelling:
+            if self._why is None or not self.take_back():
                 raise
             # The error refers to this frame. A reference back would be a cycle, and hold the
             # request until the garbage collector runs.
@@ -325,7 +323,7 @@ class CancelScope:
     def _stop(self, why: BaseException) -> None:
         if self._why is None and not self._is_over:
             self._why = why
-            self._task.cancel()
+            self.cancel_task()
 
 
 class ClientGone(Exception):

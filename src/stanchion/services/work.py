@@ -484,16 +484,36 @@ class Decider:
             self.budget.charge(run.tenant, effects * _EFFECT_S)
 
 
-class Deadline:
-    """A time limit of one task. The task is cancelled when the time is over."""
+class TaskCancellation:
+    """Cancels the task that created it, and tells this cancellation from those of others.
 
-    __slots__ = ("_all", "_cancelling", "_task", "due_s", "is_abandoned", "is_over")
+    It does so as ``asyncio.timeout`` does. A lease does it for itself (``services.renewal``): the
+    public leases must not import the engine.
+    """
 
-    def __init__(self, everyone: dict[Deadline, None], due_s: float) -> None:
+    __slots__ = ("_cancelling", "_task")
+
+    def __init__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()
+
+    def cancel_task(self) -> None:
+        self._task.cancel()
+
+    def take_back(self) -> bool:
+        """Whether the task was cancelled by this alone. To be called once, after the fact."""
+        return self._task.uncancel() <= self._cancelling
+
+
+class Deadline(TaskCancellation):
+    """A time limit of one task. The task is cancelled when the time is over."""
+
+    __slots__ = ("_all", "due_s", "is_abandoned", "is_over")
+
+    def __init__(self, everyone: dict[Deadline, None], due_s: float) -> None:
+        super().__init__()
         self._all = everyone
         self.due_s = due_s
         self.is_over = False
@@ -509,7 +529,7 @@ class Deadline:
         if self in self._all:
             self.is_over = True
             self._all.pop(self, None)
-            self._task.cancel()
+            self.cancel_task()
 
     def abandon(self) -> None:
         """Cancel the task because its caller has disconnected."""
@@ -518,7 +538,7 @@ class Deadline:
 
     def is_why(self) -> bool:
         """Whether this deadline, and nothing else, cancelled the task."""
-        return self.is_over and self._task.uncancel() <= self._cancelling
+        return self.is_over and self.take_back()
 
 
 class Deadlines:
