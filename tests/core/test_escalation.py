@@ -22,7 +22,6 @@ from stanchion.core.escalation import (
     announcement,
     begin,
     counts_of,
-    effective_policy,
     faults,
     hear,
     level_at,
@@ -30,7 +29,6 @@ from stanchion.core.escalation import (
     observe,
 )
 from stanchion.core.faults import Fault
-from stanchion.core.lease import DEFAULT_POLICIES, LeasePolicy, OnLockError, OnRenewalLost
 from stanchion.core.model import Instant, Risk
 
 RULES = Escalation()  # slices of a minute; more than 6 fallbacks in each of five trip
@@ -469,34 +467,6 @@ def test_lapsed_views_are_forgotten() -> None:
     state = hear(begin("a", START), said("b", ESCALATED), START)
     state = hear(state, said("c", NORMAL), later(30_000))
     assert [peer.said.replica for peer in state.peers] == ["c"]
-
-
-# ── What it closes ───────────────────────────────────────────────────────────────────────────────
-
-OPEN_POLICY = LeasePolicy(OnLockError.FAIL_OPEN, OnRenewalLost.CONTINUE, 2)
-CLOSED_POLICY = LeasePolicy(OnLockError.FAIL_CLOSED, OnRenewalLost.CONTINUE, 2)
-
-
-@pytest.mark.parametrize("level", [ESCALATED, LATCHED])
-@pytest.mark.parametrize(
-    ("risk", "policy"),
-    [
-        (Risk.LOW, OPEN_POLICY),
-        (Risk.STANDARD, CLOSED_POLICY),
-        (Risk.HIGH, CLOSED_POLICY),
-        (Risk.CRITICAL, OPEN_POLICY),
-    ],
-)
-def test_only_the_named_classes_are_closed_and_nothing_else_changes(
-    level: Level, risk: Risk, policy: LeasePolicy
-) -> None:
-    assert effective_policy(RULES, level, risk, OPEN_POLICY) == policy
-
-
-@pytest.mark.parametrize("risk", Risk)
-def test_at_the_normal_level_every_policy_stands(risk: Risk) -> None:
-    policy = DEFAULT_POLICIES[risk]
-    assert effective_policy(RULES, NORMAL, risk, policy) is policy
 
 
 # ── Time ─────────────────────────────────────────────────────────────────────────────────────────

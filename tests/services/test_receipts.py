@@ -10,13 +10,14 @@ from prometheus_client import CollectorRegistry
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.system import ManualClock, SystemEntropy
 from stanchion.core.model import Instant, TenantId
-from stanchion.core.receipts import EVERY_RECEIPT, KEPT_MAX, Receipt, ReceiptFilter
+from stanchion.core.receipts import KEPT_MAX, Receipt, ReceiptFilter
 from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.records import BadCursor
 from stanchion.services import receipts as module
 from stanchion.services.receipts import ReceiptService
 
 ACME, GLOBEX = TenantId("acme"), TenantId("globex")
+EVERY = ReceiptFilter()
 
 
 class Store(MemoryStore):
@@ -66,7 +67,7 @@ def refuse(
 async def listed(
     service: ReceiptService,
     tenant: TenantId | None = ACME,
-    only: ReceiptFilter = EVERY_RECEIPT,
+    only: ReceiptFilter = EVERY,
     limit: int = 100,
 ) -> list[str]:
     found: list[str] = []
@@ -87,7 +88,7 @@ async def test_a_storm_is_one_write_for_each_tenant_and_says_how_many_were_left_
     refuse(service, clock, "other", tenant=GLOBEX)
     assert await service.write()
     assert store.writes == [(ACME, KEPT_MAX), (GLOBEX, 1)]
-    found = (await service.list(ACME, EVERY_RECEIPT, cursor=None, limit=1_000)).items
+    found = (await service.list(ACME, EVERY, cursor=None, limit=1_000)).items
     assert [receipt.request_id for receipt in found[::-1]] == [f"req-{n}" for n in range(7, 1_007)]
     assert [receipt.left_out for receipt in found[::-1]] == [7, *[0] * (KEPT_MAX - 1)]
     assert await service.write()
@@ -133,11 +134,11 @@ async def test_pages_neither_skip_nor_repeat_while_others_write(
         await service.write()
     newest_first = [f"{batch}{each}" for batch in range(29, -1, -1) for each in "ba"]
     assert await listed(service, None, limit=limit) == newest_first
-    first = await service.list(None, EVERY_RECEIPT, cursor=None, limit=limit)
+    first = await service.list(None, EVERY, cursor=None, limit=limit)
     refuse(service, clock, "late")
     await service.write()
     if first.cursor is not None:
-        second = await service.list(None, EVERY_RECEIPT, cursor=first.cursor, limit=1_000)
+        second = await service.list(None, EVERY, cursor=first.cursor, limit=1_000)
         both = [receipt.request_id.removeprefix("req-") for receipt in first.items + second.items]
         assert both == newest_first
 
@@ -177,4 +178,4 @@ async def test_the_newest_thousand_of_a_day_are_listed(
 async def test_a_cursor_of_another_list_is_refused(service: ReceiptService) -> None:
     for cursor in ("x", "x~1", "x~1~1", "~~", "a~-1~0"):
         with pytest.raises(BadCursor):
-            await service.list(None, EVERY_RECEIPT, cursor=cursor, limit=1)
+            await service.list(None, EVERY, cursor=cursor, limit=1)

@@ -14,12 +14,21 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
-from stanchion.core.retry import BoundedJitter, Fixed, backoff_ms, honour_retry_after, sample_from
+from stanchion.core.retry import (
+    RETRIES,
+    BoundedJitter,
+    Fixed,
+    RetryClass,
+    backoff_ms,
+    honour_retry_after,
+    sample_from,
+)
 from stanchion.core.settings import Rhythm
 
 MODEL_CALLERS: Final = 40
 MODEL_MS: Final = 6_000
 MODEL_BUCKET_MS: Final = 50
+_RETURN_SPREAD: Final = RETRIES[RetryClass.QUOTA].spread
 
 
 def buckets(times_ms: Iterable[float], *, until_ms: float, bucket_ms: int, count: int) -> list[int]:
@@ -78,13 +87,13 @@ def _simulated(rhythm: Rhythm) -> tuple[int, ...]:
     return tuple(buckets(times, until_ms=MODEL_MS - 0.001, bucket_ms=MODEL_BUCKET_MS, count=count))
 
 
-def expected_returns(refusals: Iterable[tuple[float, int]], *, spread: float = 0.25) -> list[float]:
+def expected_returns(refusals: Iterable[tuple[float, int]]) -> list[float]:
     """When callers retry that honour ``Retry-After`` and add a random part of it.
 
     Each refusal is its time and its ``Retry-After``, in milliseconds.
     """
     return [
-        at + honour_retry_after(after_ms, 0, sample_from(number), spread)
+        at + honour_retry_after(after_ms, 0, sample_from(number), _RETURN_SPREAD)
         for number, (at, after_ms) in enumerate(refusals)
     ]
 

@@ -60,19 +60,16 @@ class GraphStep(msgspec.Struct, frozen=True, kw_only=True):
     href: str | None = None
 
 
-def zoomable_graph(steps: Sequence[GraphStep], label: str, scope: str = "graph") -> Markup:
-    """The graph in a frame that scrolls, with three sizes to choose from, without a script.
-
-    ``scope`` begins the ids of its elements: it tells two graphs of one page apart.
-    """
+def zoomable_graph(steps: Sequence[GraphStep], label: str) -> Markup:
+    """The graph in a frame that scrolls, with three sizes to choose from, without a script."""
     width, svg = _graph(steps, label)
     chosen = "fit" if width <= _FITS_WIDTH else "actual"
     sizes = Markup()
     for name, word in (("fit", "fit"), ("actual", "100 %"), ("double", "200 %")):
         sizes += Markup(
-            '<input type="radio" class="zoom-{0}" name="{1}-zoom" id="{1}-{0}"{2}>'
-            '<label class="zoom" for="{1}-{0}">{3}</label>'
-        ).format(name, scope, Markup(" checked") if name == chosen else "", word)
+            '<input type="radio" class="zoom-{0}" name="graph-zoom" id="graph-{0}"{1}>'
+            '<label class="zoom" for="graph-{0}">{2}</label>'
+        ).format(name, Markup(" checked") if name == chosen else "", word)
     return Markup(
         '<div class="zoomable">{}<div class="canvas" tabindex="0" role="region" aria-label="{}">'
         "{}</div></div>"

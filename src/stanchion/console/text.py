@@ -36,9 +36,9 @@ def _shown(found: re.Match[str]) -> str:
     return "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"  # noqa: PLR2004 - DEL, likewise
 
 
-def foreign(text: str, *, has_lines: bool = False) -> Markup:
+def foreign(text: str) -> Markup:
     """Text of others as an element that cannot change the direction of the text around it."""
-    return Markup("<bdi>{}</bdi>").format(visible(text, has_lines=has_lines))
+    return Markup("<bdi>{}</bdi>").format(visible(text))
 
 
 def shortened(text: str, chars_max: int) -> str:

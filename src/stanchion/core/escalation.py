@@ -30,7 +30,6 @@ from typing import Final, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from stanchion.core.lease import LeasePolicy, OnLockError
 from stanchion.core.model import Instant, Risk
 from stanchion.core.retry import Faults, fault_unless, out_of_range
 
@@ -72,15 +71,6 @@ def level_at(state: EscalationState, now: Instant) -> Level:
     if state.forced is Order.FORCE_OPEN:
         return Level.NORMAL
     return max((_own_view(state), *(peer.said.level for peer in _live(_clocked(state, now)))))
-
-
-def effective_policy(
-    settings: Escalation, level: Level, risk: Risk, policy: LeasePolicy
-) -> LeasePolicy:
-    """The policy at this level: classes in ``closes`` fail closed, all others are unchanged."""
-    if level is Level.NORMAL or risk not in settings.closes:
-        return policy
-    return replace(policy, on_lock_error=OnLockError.FAIL_CLOSED)
 
 
 def obey(state: EscalationState, order: Order, now: Instant) -> EscalationState:

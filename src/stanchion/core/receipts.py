@@ -66,9 +66,6 @@ class ReceiptFilter(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-EVERY_RECEIPT: Final = ReceiptFilter()
-
-
 def newest_kept(counts: Iterable[int]) -> int:
     """How many batches to keep, given the numbers of receipts in them, newest first.
 

@@ -25,6 +25,7 @@ from stanchion.transport.messages import AsyncByteStream, HttpReply, NoReply, Re
 
 ANSWER_S_MAX: Final = 30.0
 _OK: Final = 200
+_WORKER_JOBS_MAX: Final = 8
 _ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "timed_out"})
 
 
@@ -135,21 +136,17 @@ class DrillTenant:
         path = f"/v1/workflows/{workflow_id}/runs"
         return await self.call("POST", path, {"input": given or {}}, key=key, replica=replica)
 
-    async def burst(
-        self, workflow_id: str, callers: int, chance: Random, *, spread_s: float = 0.0
-    ) -> list[Sample]:
+    async def burst(self, workflow_id: str, callers: int, chance: Random) -> list[Sample]:
         """So many starts at once, each with a key of its own, over all replicas."""
         batch = secrets.token_hex(4)
         order = [number % len(self._ways) for number in range(callers)]
         chance.shuffle(order)
-        waits = [chance.uniform(0, spread_s) for _ in order]
-
-        async def one(number: int, replica: int, wait_s: float) -> Sample:
-            await asyncio.sleep(wait_s)
-            return await self.start(workflow_id, key=f"{batch}-{number}", replica=replica)
-
-        arriving = zip(range(callers), order, waits, strict=True)
-        return await asyncio.gather(*(one(*each) for each in arriving))
+        return await asyncio.gather(
+            *(
+                self.start(workflow_id, key=f"{batch}-{number}", replica=replica)
+                for number, replica in enumerate(order)
+            )
+        )
 
     async def paced(
         self, send: Callable[[], Any], *, per_s: float, seconds: float, chance: Random
@@ -250,10 +247,9 @@ class JobFinish(msgspec.Struct, frozen=True, kw_only=True):
 class RawWorker:
     """A worker without the SDK that finishes jobs at once, and can send its results twice."""
 
-    def __init__(self, tenant: DrillTenant, topic: str, *, concurrency: int = 8) -> None:
+    def __init__(self, tenant: DrillTenant, topic: str) -> None:
         self._tenant = tenant
         self._topic = topic
-        self._concurrency = concurrency
         self.is_duplicating = False
         self.finishes: list[JobFinish] = []
 
@@ -262,7 +258,7 @@ class RawWorker:
         body = {
             "worker_id": worker_id,
             "topics": [self._topic],
-            "max_jobs": self._concurrency,
+            "max_jobs": _WORKER_JOBS_MAX,
             "wait_s": 1.0,
         }
         while True:

@@ -27,6 +27,8 @@ _VERBS: Final = {5: "acquire", 3: "renew", 2: "release"}
 """Scripts on locks, by the number of their arguments: name, token, term, deadline and floor."""
 _EVALSHA_HEAD: Final = 3
 _BUFFER_BYTES: Final = 1 << 22
+_SAMPLE_EVERY_S: Final = 0.25
+_TIMER_S: Final = 0.01
 
 
 # ── Metrics ──────────────────────────────────────────────────────────────────────────────────────
@@ -73,11 +75,13 @@ def parse_metrics(text: str) -> list[MetricSample]:
     return samples
 
 
-async def read_metrics(tenant: DrillTenant, *, replicas: Iterable[int] | None = None) -> Metrics:
+async def read_metrics(tenant: DrillTenant) -> Metrics:
     """What the replicas count at the moment. One that does not answer counts as nothing."""
-    chosen = range(len(tenant.urls)) if replicas is None else replicas
     answers = await asyncio.gather(
-        *(tenant.call("GET", "/metrics", replica=each, timeout_s=5.0) for each in chosen)
+        *(
+            tenant.call("GET", "/metrics", replica=replica, timeout_s=5.0)
+            for replica in range(len(tenant.urls))
+        )
     )
     samples: list[MetricSample] = []
     for answer in answers:
@@ -107,7 +111,7 @@ class Sampler:
 
 
 @asynccontextmanager
-async def sampled(tenant: DrillTenant, *, every_s: float = 0.25) -> AsyncIterator[Sampler]:
+async def sampled(tenant: DrillTenant) -> AsyncIterator[Sampler]:
     """Read the metrics again and again while the block lasts."""
     sampler = Sampler()
 
@@ -115,7 +119,7 @@ async def sampled(tenant: DrillTenant, *, every_s: float = 0.25) -> AsyncIterato
         while True:
             # A paused replica must not keep the others from being seen.
             sampler.seen.append(await read_metrics(tenant))
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(_SAMPLE_EVERY_S)
 
     task = asyncio.create_task(sample(), name="sample metrics")
     try:
@@ -223,14 +227,14 @@ def log_lines(path: Path, event: str) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def late_timers(*, every_s: float = 0.01) -> AsyncIterator[list[float]]:
+async def late_timers() -> AsyncIterator[list[float]]:
     """Note how late this process wakes up while the block lasts, in seconds."""
     late_s: list[float] = []
 
     async def note() -> None:
         while True:
-            due = time.perf_counter() + every_s
-            await asyncio.sleep(every_s)
+            due = time.perf_counter() + _TIMER_S
+            await asyncio.sleep(_TIMER_S)
             late_s.append(time.perf_counter() - due)
 
     task = asyncio.create_task(note(), name="note late timers")

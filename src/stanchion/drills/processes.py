@@ -398,14 +398,12 @@ class ServerProcess(ChildProcess):
         flags: Sequence[str],
         settings: Mapping[str, str],
         log: Path,
-        cwd: Path | None = None,
         program: Sequence[str] = ("-m", "stanchion"),
     ) -> None:
         super().__init__()
         self._program = tuple(program)
         self.port = port
         self.log = log
-        self._cwd = cwd or log.parent
         self._flags = tuple(flags)
         self._settings = dict(settings)
 
@@ -426,7 +424,7 @@ class ServerProcess(ChildProcess):
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env=environment(self._settings),
-                cwd=self._cwd,
+                cwd=self.log.parent,
             )
         self._until_ready()
 

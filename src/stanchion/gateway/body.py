@@ -631,16 +631,16 @@ def check_value(
             raise RequestRefused(invalid((fault,), str(fault)))
 
 
-def checked_labels(labels: dict[str, Any], path: str = "labels") -> dict[str, str]:
+def checked_labels(labels: dict[str, Any]) -> dict[str, str]:
     """The labels of a request. Raises ``RequestRefused`` that names the faulty one."""
     if len(labels) > LABELS_MAX:
         wrong = f"{len(labels)} labels; at most {LABELS_MAX} are allowed"
-        raise RequestRefused(invalid_member(path, wrong))
+        raise RequestRefused(invalid_member("labels", wrong))
     for name, value in labels.items():
         if _LABEL_NAME.match(name) is None:
-            raise RequestRefused(invalid_member(f"{path}.{name[:_NAMED_CHARS]}", _NOT_A_NAME))
+            raise RequestRefused(invalid_member(f"labels.{name[:_NAMED_CHARS]}", _NOT_A_NAME))
         if not isinstance(value, str) or _LABEL.match(value) is None:
-            raise RequestRefused(invalid_member(f"{path}.{name}", _NOT_A_VALUE))
+            raise RequestRefused(invalid_member(f"labels.{name}", _NOT_A_VALUE))
     return labels
 
 

@@ -155,14 +155,12 @@ _SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
 Snapshot: TypeAlias = dict[str, tuple[int, int]]
 
 
-def reload_on_change(
-    command: Sequence[str], order: bytes, *, stop_s: float, root: Path | None = None
-) -> int:
+def reload_on_change(command: Sequence[str], order: bytes, *, stop_s: float) -> int:
     """Run ``command`` with ``order`` on its standard input, again after every change; exit code.
 
     A child that ends with an error is started again at the next change, not before.
     """
-    root = root or Path.cwd()
+    root = Path.cwd()
     stopping = threading.Event()
     child = _Child(command, order, stop_s)
 
