@@ -408,7 +408,7 @@ def _number(value: float) -> str:
 
 
 def _summary(chart: Chart) -> str:
-    """What a reader who cannot see the picture is told."""
+    """A description of the chart in words, for readers who cannot see it."""
     tops = []
     for series in chart.series:
         values = series.values if isinstance(series, Bars) else [y for _, y in series.points]

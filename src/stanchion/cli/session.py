@@ -40,7 +40,7 @@ _PATIENCE_S: Final = 35.0
 _SILENCE_S: Final = 5.0
 """The same for one of several servers, if the request can be sent to the next one."""
 _SAY_AFTER_S: Final = 3.0
-"""After so long without an answer the user is told what is waited for."""
+"""After this long without an answer, the command prints what it waits for."""
 _REPEATABLE_ENDS: Final = ("/cancel", "/approve", "/reject")
 """Posting these twice has the effect of once."""
 _OK_MAX: Final = 299

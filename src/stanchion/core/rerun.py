@@ -52,7 +52,7 @@ class RerunOptions(msgspec.Struct, frozen=True, kw_only=True):
     only: RerunOnly | None = None
 
     @property
-    def begins_anew(self) -> bool:
+    def keeps_nothing(self) -> bool:
         """Whether nothing of the old run is kept."""
         return self.from_step is None and self.only is None
 
@@ -61,7 +61,7 @@ class RerunOptions(msgspec.Struct, frozen=True, kw_only=True):
         keeps = f"only '{self.only}'" if self.only else "from_step"
         if self.only is not None and self.from_step is not None:
             return Fault("from_step", f"{keeps} chooses the steps by itself: leave from_step out")
-        if self.begins_anew:
+        if self.keeps_nothing:
             return None
         if self.version is not RerunVersion.SAME:
             return Fault("version", f"{keeps} keeps results of the old version: it must be 'same'")
@@ -204,7 +204,7 @@ def _reused(item: Item) -> Item:
 def _kept(plan: Plan, old: Run, options: RerunOptions) -> _Kept | RerunRefused:
     if not old.status.is_finished:
         return unfinished(old)
-    if options.begins_anew:
+    if options.keeps_nothing:
         return _Kept()
     if options.from_step is not None:
         refusal = _refusal(plan, old, options.from_step)

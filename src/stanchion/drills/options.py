@@ -1,4 +1,4 @@
-"""What a drill is told, and how it tells a person how far it is."""
+"""The options of a drill, and how it reports its progress."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class _Link:
             asyncio.create_task(self._carry_replies(replies)),
         ]
         try:
-            # Whichever end hangs up first, the other one is told.
+            # When one end closes its connection, that to the other end is closed too.
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for way in ways:

@@ -491,7 +491,7 @@ def _hand_over_of_replica(
     began, ttl_s = first.at, _RUN_LEASE_TTL_S
     own = [each for each in commands if each.token == first.token]
     expired_at = max(each.at for each in own if each.verb != "release") + ttl_s
-    # Until then another replica is told that the lease is taken.
+    # Until then the lock server refuses the lease to other replicas.
     rivals = [
         each.at
         for each in commands

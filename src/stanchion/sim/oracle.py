@@ -396,7 +396,7 @@ class EscalationRecord:
         return is_sustained and sum(per_slice) > _SLICES * least + 1e-9 and during > earlier
 
     def _restart_if_changed(self, now: int, slice_ms: int) -> None:
-        """Begin anew if the replica may have counted otherwise.
+        """Start again from nothing if the replica may have counted otherwise.
 
         After a pause, a set clock, other rules, an order or a latch, two windows must pass.
         """

@@ -273,6 +273,6 @@ class Subscribers:
             except CallFailed as error:
                 world.history.tell(f"{process.name}: {error}")
                 if after is None:
-                    # No event has told it where to resume: it begins anew.
+                    # No event has told it where to resume: it starts from the beginning.
                     self.missable.pop(tenant, None)
             await asyncio.sleep(1 + chance.random())

@@ -244,7 +244,7 @@ async def _outcome(command: Coroutine[Any, Any, object]) -> object:
 
 
 def _comparable(verb: str, answer: object) -> object:
-    """An answer without what a store may choose, and with JSON as lists, whoever has read it."""
+    """An answer without what a store may choose, and with the sequences of JSON as lists."""
     if isinstance(answer, Exception):
         return type(answer).__name__
     if isinstance(answer, Loaded):

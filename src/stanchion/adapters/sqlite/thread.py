@@ -230,7 +230,7 @@ class WorkerThread(Generic[_Thing]):
     def _live(self) -> None:
         try:
             thing = self._make()
-        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the one who opens
+        except Exception as error:  # noqa: BLE001 - raised by ``open``
             self._opened.set_exception(error)
             self._ended.set_result(None)
             return
@@ -239,7 +239,7 @@ class WorkerThread(Generic[_Thing]):
             while batch := self._take():
                 self._serve_all(thing, batch)
             self._end(thing)
-        except Exception as error:  # noqa: BLE001 - and this to the one who closes
+        except Exception as error:  # noqa: BLE001 - raised by ``close``
             self._ended.set_exception(error)
         else:
             self._ended.set_result(None)

@@ -21,7 +21,7 @@ _watch_option = click.option("--watch", is_flag=True, help="Stay and show a prog
 
 
 class _Bulk(click.Group):
-    """The group; an action in the place of a command is told what to write."""
+    """The group. For an action in place of a command, the error says what to write."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _ACTIONS:

@@ -110,7 +110,7 @@ def _is_shared(session: Session, workflow_id: str) -> bool:
     """Whether the tenant runs the shared workflow of this id; not if that cannot be found out."""
     try:
         found = session.get(path_to("workflows", workflow_id))
-    except CliError:  # it is only for a remark; what is wrong is told when the file is sent
+    except CliError:  # only for a remark; sending the file reports what is wrong
         return False
     return bool(found.get("source") == "shared")
 

@@ -44,8 +44,7 @@ async def show_letters(view: View) -> Data:
 async def act_on_letters(view: View) -> Redirect:
     """Replay or discard the chosen letters, one after the other.
 
-    A letter that was replayed or discarded meanwhile is passed over: its end was what was asked
-    for.
+    A letter that was replayed or discarded meanwhile is skipped, without an error.
     """
     verb, chosen = view.form.get("act"), view.form.all("letter")
     if verb not in {"replay", "discard"}:

@@ -10,8 +10,8 @@ made again under another inbox; calls that the server still sends to the old one
 later.
 
 A call belongs to the server until the server has confirmed the answer to it. While a handler works,
-the server is told so and delivers the call to no other replica. If this process dies, the server
-hears nothing for ``ack_wait`` and delivers the call to another replica.
+heartbeats keep the server from delivering the call to another replica. If this process dies, the
+server gets none for ``ack_wait`` and delivers the call to another replica.
 """
 
 from __future__ import annotations
