@@ -24,7 +24,10 @@ call, so how often it is called does not change the verdict.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum, StrEnum
+from itertools import chain
+from types import MappingProxyType
 from typing import Final, assert_never
 
 import msgspec
@@ -47,6 +50,18 @@ longer gap the process may have been suspended, and its counts say nothing.
 """
 _DAY_MS: Final = 24 * 60 * 60 * 1_000
 _DAY_S: Final = 24 * 60 * 60
+
+RANGES: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {
+        "fallbacks_per_s": (0.001, 1_000_000),
+        "window_s": (1, _DAY_S),
+        "dwell_s": (0, _DAY_S),
+        "quiet_divisor": (1, 1_000),
+        "probes_min": (0, 1_000),
+        "trips_per_day_max": (0, 1_000),
+    }
+)
+"""The least and the highest value of each number in ``Escalation``."""
 
 
 def observe(
@@ -237,12 +252,10 @@ def begin(replica: str, now: Instant, *, latched: bool = False) -> EscalationSta
 def faults(settings: Escalation) -> Faults:
     """All faults of the settings; empty if they are valid."""
     return (
-        *out_of_range("fallbacks_per_s", settings.fallbacks_per_s, 0.001, 1_000_000),
-        *out_of_range("window_s", settings.window_s, 1, _DAY_S),
-        *out_of_range("dwell_s", settings.dwell_s, 0, _DAY_S),
-        *out_of_range("quiet_divisor", settings.quiet_divisor, 1, 1_000),
-        *out_of_range("probes_min", settings.probes_min, 0, 1_000),
-        *out_of_range("trips_per_day_max", settings.trips_per_day_max, 0, 1_000),
+        *chain.from_iterable(
+            out_of_range(name, getattr(settings, name), low, high)
+            for name, (low, high) in RANGES.items()
+        ),
         *fault_unless(
             len(set(settings.closes)) == len(settings.closes), "closes", "names a class twice"
         ),

@@ -220,7 +220,6 @@ def _number(number: float) -> int | float:
 _Enum = TypeVar("_Enum", bound=StrEnum)
 _MS: Final = Whole(0, BACKOFF_MS_MAX)
 _KINDS: Final[Mapping[str, type[Rhythm]]] = {"fixed": Fixed, "jitter": BoundedJitter}
-_DAY_S: Final = 24 * 60 * 60
 
 
 def _word(words: type[_Enum]) -> Word[_Enum]:
@@ -319,16 +318,31 @@ _POLICIES: Final = Record(
     },
     _policies,
 )
+
+
+def _real(name: str) -> Real:
+    return Real(*escalation.RANGES[name])
+
+
+def _whole(name: str) -> Whole:
+    low, high = escalation.RANGES[name]
+    return Whole(int(low), int(high))
+
+
 _ESCALATION: Final = Record(
     "escalation",
     {
-        "fallbacks_per_s": Member(Real(0.001, 1_000_000), "The rate above which it counts."),
-        "window_s": Member(Real(1, _DAY_S), "For how long the rate must stay above."),
+        "fallbacks_per_s": Member(_real("fallbacks_per_s"), "The rate above which it counts."),
+        "window_s": Member(_real("window_s"), "For how long the rate must stay above."),
         "closes": Member(Items(_word(Risk), len(Risk)), "The classes that then fail closed."),
-        "dwell_s": Member(Real(0, _DAY_S), "How long it must be quiet before it opens again."),
-        "quiet_divisor": Member(Whole(1, 1_000), "Quiet is a rate below the threshold over this."),
-        "probes_min": Member(Whole(0, 1_000), "Good answers of the lock store it also takes."),
-        "trips_per_day_max": Member(Whole(0, 1_000), "More trips than this in a day latch it."),
+        "dwell_s": Member(_real("dwell_s"), "How long it must be quiet before it opens again."),
+        "quiet_divisor": Member(
+            _whole("quiet_divisor"), "Quiet is a rate below the threshold over this."
+        ),
+        "probes_min": Member(_whole("probes_min"), "Good answers of the lock store it also takes."),
+        "trips_per_day_max": Member(
+            _whole("trips_per_day_max"), "More trips than this in a day latch it."
+        ),
     },
     Escalation,
     lambda read: ((fault.path, fault.message) for fault in escalation.faults(read)),
