@@ -172,6 +172,15 @@ _finding = wire_view(
 why_answer = wire_view(
     Explanation, WhyAnswer, findings=lambda found: tuple(map(_finding, found.findings))
 )
+wait_row = wire_view(
+    LongestWait,
+    WaitRow,
+    step_id="finding.step_id",
+    until="finding.until",
+    code="finding.code",
+    detail="finding.detail",
+    remedy="finding.remedy",
+)
 
 
 def jobs_out(run: Run) -> tuple[JobId, ...]:
@@ -606,20 +615,3 @@ def refusal_of(
             return Refusal(code=code, detail=detail, retry_after_ms=answer.retry_after_ms)
         case _:
             assert_never(answer)
-
-
-def wait_row(wait: LongestWait) -> WaitRow:
-    """A run that waits, and what for."""
-    finding = wait.finding
-    return WaitRow(
-        waits_for=wait.waits_for,
-        run_id=wait.run_id,
-        tenant=wait.tenant,
-        workflow_id=wait.workflow_id,
-        step_id=finding.step_id,
-        since=when(wait.since),
-        until=when_if(finding.until),
-        code=finding.code,
-        detail=finding.detail,
-        remedy=finding.remedy,
-    )
