@@ -290,7 +290,7 @@ async def test_a_held_renewal_answers_within_a_third_of_the_term() -> None:
         assert answer.json == {"renewed": [job["job_id"]], "lost": [], "reasons": {}}
         began = time.perf_counter()
         await house.ask("POST", RENEW, held_call(job, wait_s=0.1))
-        assert time.perf_counter() - began >= 0.1
+        assert time.perf_counter() - began >= 0.098  # Timers of a loop have whole milliseconds.
 
 
 async def test_a_held_renewal_ends_when_the_server_drains(house: House) -> None:
