@@ -295,6 +295,17 @@ class Ledger:
         said = must.refused_since(tenant, asked_at_s=asked_at_s, refused_at_s=refused_at_s)
         self.history.check("no refusal is older than its caller", said)
 
+    def run_of_key(self, tenant: str, key: str) -> RunId | None:
+        """The run that a start with this key must be answered with."""
+        runs = self.keys.get((tenant, key), ())
+        return next((each for each in runs if not gave_up_waiting(self.runs.get(each))), None)
+
+    def told_full_despite(self, tenant: str, key: str, known: RunId | None) -> None:
+        """A caller was told that its tenant is full, and its key had a run when it asked."""
+        is_wrong = known is not None and self.run_of_key(tenant, key) == known
+        said = f"{tenant} was told that it is full, and its key {key} has the run {known}"
+        self.history.check("a known key is replayed", [said] if is_wrong else [])
+
     def works(self, job_id: JobId, fence: int, since_s: float) -> None:
         """A worker acts on a job and trusts its lease."""
         if since_s <= self.failed_over_at_s + _ON_ITS_WAY_S:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from stanchion.gateway.load import Load
+from stanchion.ports.errors import BackendError
 from stanchion.services.admission_lock import SharedLock, SoleLock
 from stanchion.services.admit import Admitter
 from stanchion.services.leasing import Leasing
@@ -21,6 +22,7 @@ from stanchion.services.limiter import CoalescedRead, SharedChecks, SingleFlight
 from stanchion.services.renewal import LockHealth, Renewer
 from stanchion.services.waiters import RunWaiters
 from stanchion.services.work import TenantExecutor
+from stanchion.sim.loop import VirtualLoop
 
 if TYPE_CHECKING:
     from stanchion.sim.replica import Replica
@@ -101,6 +103,12 @@ async def check_processes(world: World) -> None:
         )
     said = [] if world.users is None else world.users.left()
     world.history.check("nothing is left in a process", said)
+    # The loop reports an exception only when its task is collected, which is after the day.
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    for process in loop.processes:
+        raised = [each for each in process.errors() if not isinstance(each, BackendError)]
+        world.history.check("no error of our own", [f"{process.name}: {e!r}" for e in raised])
 
 
 class _ReplicaEntries:

@@ -63,6 +63,11 @@ class Process:
         """Start a task whose result is not used."""
         self._begun.append(self.spawn(work, name))
 
+    def errors(self) -> list[BaseException]:
+        """What tasks whose result is not used have raised."""
+        ended = (task for task in self._begun if task.done() and not task.cancelled())
+        return [error for task in ended if (error := task.exception()) is not None]
+
     def later(
         self,
         seconds: float,

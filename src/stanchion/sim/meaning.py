@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stanchion.core.events import Approved, CancelRequested, Rejected
-from stanchion.core.model import Item, ItemKey, Run, RunId, Step, StepId
+from stanchion.core.model import Item, ItemKey, Run, RunId, Step, StepId, StepStatus
 from stanchion.core.transition import TimelineEntry
 from stanchion.ports.records import Committed, PostAnswer
 from stanchion.sim.workflows import DOCUMENTS, Document, Fails, Means, Scope, StepInScope, handled
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stanchion.sim.ledger import Ledger, SeenCommand
     from stanchion.sim.workload import RerunTold
     from stanchion.sim.world import World
-    from stanchion.wire.runs import RunView, TimelineLine
+    from stanchion.wire.runs import RerunPlan, RunView, TimelineLine
 
 _OK: Final = frozenset({"succeeded", "skipped"})
 _FAILURES: Final = frozenset({"failed", "timed_out"})
@@ -532,6 +532,10 @@ def check_told(world: World) -> None:
                 }
                 said = f"{run_id}: the items of {step_id} are {kept}, and a caller got {rows}"
                 check("callers are shown what is stored", [said] if dict(rows) != kept else [])
+        for run_id, plan in callers.plans:
+            file = runs.get(RunId(run_id))
+            if file is not None:
+                check("a rerun keeps what it must", planned_otherwise(file, plan))
         for run_id, told in callers.reruns.items():
             new, old = runs.get(RunId(run_id)), runs.get(RunId(told.of))
             if new is not None and old is not None:
@@ -570,3 +574,21 @@ def rerun_keeps(old: RunFile, new: RunFile, told: RerunTold) -> Iterator[str]:
         found = {name for name in names if name in steps}
         if found != must_keep and (where != "keeps" or has_begun):
             yield f"{new.run.id} from {told.from_step} {where} {sorted(found)}, not {must_keep}"
+
+
+def planned_otherwise(old: RunFile, plan: RerunPlan) -> Iterator[str]:
+    """A step is skipped again if it was; items are kept that had succeeded."""
+    for name, step in plan.steps.items():
+        state = old.run.step(StepId(name))
+        if step.action != "runs_again" and (step.action == "skipped") != (
+            state.status is StepStatus.SKIPPED
+        ):
+            yield f"{old.run.id}: {name} was {state.status}, and a rerun plans: {step.action}"
+        if step.items_reused is None or state.items is None:
+            continue
+        items = [item for key, item in old.items.items() if key.step_id == name]
+        good = sum(item.status is StepStatus.SUCCEEDED for item in items)
+        kept = good if step.action == "runs_again" else state.items.total
+        counts, expected = (step.items_reused, step.items_run_again), state.items.total - kept
+        if counts != (kept, expected):
+            yield f"{old.run.id}: a rerun of {name} plans {counts}, not {(kept, expected)}"

@@ -16,16 +16,18 @@ import msgspec
 from stanchion.client.async_client import AsyncClient
 from stanchion.client.engine import Pace, RetryBudgets
 from stanchion.client.errors import (
+    BudgetExhausted,
     CallFailed,
     Conflict,
     ServerUnavailable,
+    TenantFull,
     TryLater,
     WaitTimeout,
 )
 from stanchion.client.signals import CallSignal, Retrying
 from stanchion.core.budget import BudgetLimit, BudgetWindow
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.model import Instant, JobId, RunStatus, WorkflowId
+from stanchion.core.model import Instant, JobId, RunId, RunStatus, WorkflowId
 from stanchion.core.queue import OnFull
 from stanchion.core.rerun import RerunOnly, RerunVersion
 from stanchion.core.retry import RETRIES, Budget, RetryClass
@@ -39,7 +41,7 @@ from stanchion.sim.network import CallerTransport, Network, WorkerTransport
 from stanchion.sim.scenario import Ask, Then
 from stanchion.sim.workflows import Fails, handled, share
 from stanchion.transport.messages import HttpReply, NoReply, Request
-from stanchion.wire.runs import RunView, TimelineLine
+from stanchion.wire.runs import RerunPlan, RunView, TimelineLine
 from stanchion.wire.worker import ResultsAnswer, ResultsRequest
 from stanchion.worker import FinalError, Job, JobFailed, Worker
 from stanchion.worker.renewal import HeldJob
@@ -47,6 +49,12 @@ from stanchion.worker.renewal import HeldJob
 CAPS: Final = {"acme": 3, "globex": 2, "quiet": 50}
 PINS: Final = {"globex": {WorkflowId("three"): 1, WorkflowId("nested"): 1}}
 """The shared workflows that tenants pin. At first, only acme has workflows of its own."""
+_FULL: Final = frozenset({"max_concurrent_runs_reached", "queue_full"})
+_ERRORS: Final[dict[str, type[CallFailed]]] = {
+    **dict.fromkeys(_FULL, TenantFull),
+    "budget_exhausted": BudgetExhausted,
+}
+"""The errors that the SDK raises for these codes."""
 JOB_RATES: Final = {"acme": 0.5}
 """Single jobs a second that tenants may submit."""
 LIMITS: Final = (
@@ -209,6 +217,8 @@ class Callers:
     """Decisions that succeeded for callers: run and step, and the verbs."""
     reruns: dict[str, RerunTold] = field(default_factory=dict)
     """Reruns from a step, by the new run."""
+    plans: list[tuple[str, RerunPlan]] = field(default_factory=list)
+    """What reruns of a run would do, as callers were told."""
     mismatched: dict[str, str] = field(default_factory=dict)
     """What was wrong when a key was used for another input."""
     read: dict[str, tuple[RunView, list[TimelineLine]]] = field(default_factory=dict)
@@ -266,16 +276,27 @@ class Callers:
         """Start a run; repeat with the same key if the run may have been created."""
         is_batch = self._is_batch(ask)
         for _ in range(3):
+            known = self.ledger.run_of_key(ask.tenant, ask.key) if ask.has_key else None
             try:
                 run_id = await (self._start_many if is_batch else self._start)(client, ask)
                 if run_id is not None:
                     return run_id
             except CallFailed as error:
+                self._refused(ask, error, known)
                 self.history.tell(f"{who}: {error}")
                 if not error.facts.may_have_run or not ask.has_key:
                     return None
             await asyncio.sleep(5 + 5 * chance.random())
         return None
+
+    def _refused(self, ask: Ask, error: CallFailed, known: RunId | None) -> None:
+        """Check the class of an error, and that the tenant is not called full for a known key."""
+        expected = _ERRORS.get(error.facts.code or "")
+        is_wrong = expected is not None and type(error) is not expected
+        said = f"{ask.key}: {type(error).__name__} was raised for {error.facts.code}"
+        self.history.check("errors have their class", [said] if is_wrong else [])
+        if error.facts.code in _FULL:
+            self.ledger.told_full_despite(ask.tenant, ask.key, known)
 
     def _is_batch(self, ask: Ask) -> bool:
         is_day = share("batches", self.seed) < BATCH_DAYS_PART
@@ -287,7 +308,12 @@ class Callers:
         row = {"input": {"n": ask.key}, "labels": {"key": ask.key}, "key": ask.key}
         row |= {name: wish for name, wish in self._wishes(ask).items() if wish is not None}
         more = row | {"key": f"{ask.key}-more"}
+        keys = (ask.key, ask.key, f"{ask.key}-more")
+        known = [self.ledger.run_of_key(ask.tenant, key) for key in keys]
         first, again, last = await client.start_many(ask.workflow, [row, row, more])
+        for key, run_id, each in zip(keys, known, (first, again, last), strict=True):
+            if each.problem is not None and each.problem.code in _FULL:
+                self.ledger.told_full_despite(ask.tenant, key, run_id)
         told = {each.run_id for each in (first, again)} - {None}
         said = [f"{ask.key}: the same row of a batch has the runs {sorted(map(str, told))}"]
         self.history.check("one run per key", said if len(told) > 1 else [])
@@ -391,6 +417,7 @@ class Callers:
         if fate < 0.7:  # noqa: PLR2004 - most
             with suppress(Conflict):
                 plan = await client.plan_rerun(run_id, only=RerunOnly.FAILED_ITEMS)
+                self.plans.append((run_id, plan))
                 self.history.tell(f"caller {key}: {len(plan.steps)} steps planned")
                 again = await client.rerun(
                     run_id, only=RerunOnly.FAILED_ITEMS, idempotency_key=f"{key}-items"
@@ -408,6 +435,7 @@ class Callers:
             return
         step_id = steps[int(share("from", self.seed, key) * len(steps))]
         plan = await client.plan_rerun(run_id, from_step=step_id)
+        self.plans.append((run_id, plan))
         again = await client.rerun(run_id, from_step=step_id, idempotency_key=key)
         self.started.setdefault(key, {})[again.run_id] = None
         reused = {each for each, step in plan.steps.items() if step.action != "runs_again"}
