@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from stanchion.adapters.store.memory.state import MemoryState
 from stanchion.core.escalation import Level
@@ -31,6 +31,10 @@ def check_looked_after(world: World) -> None:
             "owned, queued or finished",
             must.owned_queued_or_finished(state, file, now=now, grace_ms=3_000),
         )
+    for name, document in state.documents.get("schedule", {}).items():
+        schedule = cast("dict[str, Any]", document.value)
+        said = must.ticks_are_looked_after(name, schedule, now=now)
+        world.history.check("every tick has one outcome", said)
 
 
 def _check_lists(world: World) -> None:

@@ -263,12 +263,30 @@ def one_run_per_tick(name: str, tick: int, runs: Collection[str]) -> Iterator[st
         yield f"schedule {name}: tick {tick} made {len(runs)} runs"
 
 
+TICK_GRACE_MS: Final = 10_000
+"""Replicas' clocks are set back by some seconds, and a start may take its whole budget."""
+
+
 def tick_is_due(name: str, tick: int, *, since: int, every_ms: int, now: int) -> Iterator[str]:
     """A run is started for a tick that the schedule has, and not before its time."""
     if tick <= since or (tick - since) % every_ms:
         yield f"schedule {name}: {tick} is no tick of every {every_ms} ms since {since}"
     if tick > now:
         yield f"schedule {name}: tick {tick} was started {tick - now} ms early"
+
+
+def ticks_are_looked_after(name: str, schedule: dict[str, Any], *, now: int) -> Iterator[str]:
+    """The ticks of a schedule that holds none back are started or listed soon after they are due.
+
+    A tick that is refused may be tried until the next one, and is late by its jitter.
+    """
+    spec = schedule["spec"]
+    if spec.get("paused") or spec.get("overlap") not in {"allow", "skip"}:
+        return
+    due_ms = 1_000 * (2 * spec["every_s"] + spec.get("jitter_s", 0)) + TICK_GRACE_MS
+    late_ms = now - schedule["handled"]
+    if late_ms > due_ms:
+        yield f"schedule {name}: no tick was handled for {late_ms} ms, and one is due each {spec}"
 
 
 def ticks_have_outcomes(

@@ -88,7 +88,7 @@ _KEPT: Final[MappingProxyType[type, Callable[[Any], Iterator[tuple[str, object]]
 )
 
 
-async def check_processes(world: World) -> None:
+async def check_processes(world: World, asking: list[asyncio.Task[None]]) -> None:
     """Check that no entry stays in any replica, once callers have gone and runs have ended."""
     replicas = [each for each in world.replicas if each.is_up and not each.process.is_paused]
     kept = {replica.process.name: _ReplicaEntries(replica) for replica in replicas}
@@ -106,6 +106,9 @@ async def check_processes(world: World) -> None:
     # The loop reports an exception only when its task is collected, which is after the day.
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
+    ended = (task for task in asking if task.done() and not task.cancelled())
+    raised_to_callers = [error for task in ended if (error := task.exception()) is not None]
+    world.history.check("no error of our own", [repr(each) for each in raised_to_callers])
     for process in loop.processes:
         raised = [each for each in process.errors() if not isinstance(each, BackendError)]
         world.history.check("no error of our own", [f"{process.name}: {e!r}" for e in raised])

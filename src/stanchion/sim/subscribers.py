@@ -192,6 +192,9 @@ class StreamTransport:
         task.add_done_callback(done)
 
 
+_INVALID: Final = frozenset({400, 404, 409, 422})
+
+
 class Subscribers:
     """One subscriber a tenant."""
 
@@ -272,6 +275,10 @@ class Subscribers:
                     )
             except CallFailed as error:
                 world.history.tell(f"{process.name}: {error}")
+                is_refused = error.facts.status in _INVALID
+                world.history.check(
+                    "no valid request is called invalid", [str(error)] if is_refused else []
+                )
                 if after is None:
                     # No event has told it where to resume: it starts from the beginning.
                     self.missable.pop(tenant, None)

@@ -369,7 +369,7 @@ class World:
             check_end(self)
             if self.subscribers is not None:
                 await self.subscribers.check_end()
-            await check_processes(self)
+            await check_processes(self, asking)
 
     async def _start_one_more(self) -> None:
         """Check that the deployment works: a new run starts at once, and ends."""
