@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stanchion.client.async_client import AsyncClient
+from stanchion.client.engine import Pace
 from stanchion.client.errors import (
     CallFailed,
     CallRefused,
@@ -34,6 +35,12 @@ from tests.client.scripted import (
 # The ceilings by RETRIES: 200 ms doubled up to 10 s, and 1 s doubled up to 15 s.
 UNAVAILABLE_MS = [200, 400, 800, 1600, 3200, 6400, 10_000]
 QUOTA_MS = [1000, 2000, 4000]
+
+
+def test_samples_of_a_client_are_spread_over_the_unit_interval() -> None:
+    samples = [Pace().sample() for _ in range(200)]
+    assert all(0 <= each < 1 for each in samples)
+    assert min(samples) < 0.5 < max(samples)
 
 
 def failing(script: Script, sample: float) -> CallFailed:

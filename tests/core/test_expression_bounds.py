@@ -418,6 +418,15 @@ def test_what_repeats_more_weighs_more(shorter: str, longer: str) -> None:
     assert pattern.weigh(shorter) < pattern.weigh(longer)
 
 
+def test_a_group_weighs_more_than_what_is_in_it() -> None:
+    assert pattern.weigh("(a)") == pattern.weigh("a") + 1
+    assert pattern.weigh("((a))") == pattern.weigh("a") + 2
+
+
+def test_a_repetition_of_nothing_weighs_nothing() -> None:
+    assert pattern.weigh("^{900}") == pattern.weigh("^")
+
+
 def test_groups_side_by_side_add_up() -> None:
     assert pattern.weigh("(a{900})") < pattern.WEIGHT_MAX < pattern.weigh("(a{900})" * 20)
 

@@ -198,6 +198,13 @@ def test_a_very_long_outage_has_one_decision_on_its_newest_ticks(catch_up: Catch
     assert which.missed_total == which.handled // 1_000 - len(started)
 
 
+def test_a_tick_that_is_not_caught_up_may_be_a_minute_late() -> None:
+    which = schedule(every_s=3600, catch_up=CatchUp.NONE)
+    assert plan(which, 61).start == 60 * MINUTE
+    late = decide_ticks(which, Instant(61 * MINUTE + 1), 0.0, None)
+    assert (late.start, [each.tick for each in late.missed]) == (None, [60 * MINUTE])
+
+
 def test_a_change_lists_the_ticks_that_were_due() -> None:
     which, changed = schedule(catch_up=CatchUp.ALL), spec(every_s=30)
     refused = msgspec.structs.replace(which, tried=Instant(MINUTE), refusal="full")

@@ -50,6 +50,16 @@ def test_a_name_is_held_by_one_thread_at_a_time(url: str, namespace: str) -> Non
             assert next_lease.fence > lease.fence
 
 
+def test_a_program_that_ends_without_closing_does_not_hang(file: str) -> None:
+    program = (
+        "import stanchion\n"
+        f"leases = stanchion.SyncLeases({file!r})\n"
+        f"leases.hold({NAME!r}).__enter__()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=_SOON_S, check=False)
+    assert done.returncode == 0
+
+
 def test_no_update_is_lost(url: str, namespace: str, threads: ThreadPoolExecutor) -> None:
     total = 0
 

@@ -165,3 +165,23 @@ async def _dies_while_creating(lives: int) -> None:
 def test_the_name_of_one_whose_creation_failed_is_forgotten_and_its_key_still_works() -> None:
     for lives in range(2, 18):
         loop.run(_dies_while_creating(lives))
+
+
+def test_bulk_actions_are_removed_a_month_after_they_began() -> None:
+    async def main() -> None:
+        pair = Pair(10**9)
+        await pair.ended_runs()
+        bulk = pair.second.services.bulk
+        await bulk.create(replace(WANTED, idempotency_key="k"))
+        kinds = ("bulk", "bulk_keys", "bulk_running", "bulk_runs")
+        # Its records are all of them until then, and none afterwards.
+        pair.clock.step_ms += 30 * 24 * 3_600_000 - 1_000
+        await bulk.tidy()
+        begun = {kind: len((await pair.store.list_documents(kind)).items) for kind in kinds}
+        assert min(begun.values()) > 0, begun
+        pair.clock.step_ms += 2_000
+        await bulk.tidy()
+        left = {kind: len((await pair.store.list_documents(kind)).items) for kind in kinds}
+        assert left == dict.fromkeys(kinds, 0)
+
+    loop.run(main())

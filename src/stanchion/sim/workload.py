@@ -176,6 +176,8 @@ class _Told(WorkerTransport):
 
     async def post(self, path: str, body: bytes) -> HttpReply:
         answer = await super().post(path, body)
+        said = must.valid_request_is_understood(path, answer.status, answer.body)
+        self._ledger.history.check("no valid request is called invalid", said)
         if path.endswith("/results") and answer.status == HTTPStatus.OK:
             sent = msgspec.json.decode(body, type=ResultsRequest).results
             accepted = msgspec.json.decode(answer.body, type=ResultsAnswer).accepted
