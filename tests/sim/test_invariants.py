@@ -317,6 +317,20 @@ def test_a_list_that_is_not_what_a_scan_finds_is_named() -> None:
     assert any("gone ['run']" in said for said in must.lists_are_scans(state))
 
 
+def test_a_schedule_that_runs_handles_its_ticks() -> None:
+    spec = {"every_s": 5, "jitter_s": 1, "overlap": "skip"}
+    due_ms = 11_000 + must.TICK_GRACE_MS
+    for change, late_ms, is_good in (
+        ({}, due_ms, True),
+        ({}, due_ms + 1, False),
+        ({"paused": True}, due_ms + 1, True),
+        ({"overlap": "queue"}, due_ms + 1, True),
+    ):
+        schedule = {"spec": spec | change, "handled": 7}
+        found = must.ticks_are_looked_after("s", schedule, now=7 + late_ms)
+        assert good(found) is is_good, change
+
+
 def test_ticks_have_one_run_or_are_missed() -> None:
     assert good(must.one_run_per_tick("s", 5, {"a"}))
     assert not good(must.one_run_per_tick("s", 5, {"a", "b"}))

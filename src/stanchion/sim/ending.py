@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _DWELL_S_MAX: Final = 60
 """Replicas with a longer dwell time are not waited for."""
+_ORDER_GRACE_MS: Final = 10_000
+"""Replicas look every two seconds, by clocks that are set back by some seconds."""
 
 
 def check_looked_after(world: World) -> None:
@@ -125,6 +127,17 @@ def _check_levels(world: World) -> None:
             if _must_recover(replica)
         ],
     )
+    order = world.store.real.state.documents.get("escalation", {}).get("order")
+    ends_at = None if order is None else cast("dict[str, Any]", order.value)["expires_at"]
+    if ends_at is not None and world.store.clock.now() > ends_at + _ORDER_GRACE_MS:
+        world.history.check(
+            "escalation ends",
+            [
+                f"{replica.process.name} obeys an order that ended at {ends_at}"
+                for replica in world.replicas
+                if replica.is_up and replica.services.escalating.forced is not None
+            ],
+        )
 
 
 def _check_settings(world: World) -> None:

@@ -53,6 +53,7 @@ _BUGS: Final = frozenset(
         "loop_failed",
         "advance_failed",
         "inbox_entry_failed",
+        "settle_failed",
         "plan_failed",
         "bus_handler_failed",
         "bell_unheard",
@@ -95,7 +96,7 @@ def quiet() -> Iterator[None]:
     """Disable logging while the context is active."""
     logger, nowhere = logging.getLogger("stanchion"), logging.NullHandler()
     before = logger.level, logger.propagate
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.WARNING)
     logger.propagate = False
     logger.addHandler(nowhere)
     try:
