@@ -88,11 +88,20 @@ async def test_a_wait_for_a_busy_lock_has_a_span_that_failed(
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(telemetry, "tracing", telemetry.Tracing(provider, None))
     replica = world.add()
+    logged: set[str | None] = set()
+
+    def note(_verb: str, _is_done: bool) -> None:
+        ids = telemetry.LOG_IDS.get()
+        logged.add(None if ids is None or ids.run is None else ids.trace_id)
+
+    replica.store.on_call = note
     await _called(world, [replica], held_s=0.2)
     waits = [each for each in exporter.get_finished_spans() if each.name == "lock wait"]
     failed = [each.status.description for each in waits if not each.status.is_ok]
     assert "another replica or task has the lease" in failed
     assert len(failed) < len(waits), "the last one got it"
+    traces = {f"{each.context.trace_id:032x}" for each in waits}
+    assert logged - {None} == traces, "log lines about the run name its trace"
 
 
 @virtual

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from stanchion import telemetry
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.core.admission import TooLate, Verdict
 from stanchion.core.faults import Fault as InputFault
@@ -108,6 +112,28 @@ async def test_a_run_that_ends_as_it_begins_frees_its_slot_and_says_so(gates: Ga
     assert answer.status is RunStatus.SUCCEEDED
     assert (Bell.FINISHED, answer.run_id) in house.bells.rung
     assert await gates.store.active_runs(ACME) == 0
+
+
+@virtual
+async def test_the_span_of_a_run_that_ends_as_it_begins_is_ended(
+    gates: Gatehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await gates.define()
+    skipped = msgspec.structs.replace(job("work"), when="false")
+    await gates.store.put_workflow(ACME, workflow("idle", only=skipped))
+    house = gates.add()
+
+    async def start() -> object:
+        caller = f"00-{'a' * 32}-{'b' * 16}-01"
+        idle = WorkflowId("idle")
+        return await house.gate.start(ACME, idle, {}, key=None, actor="me", traceparent=caller)
+
+    assert isinstance(await start(), RunStarted), "without an exporter, the context is only stored"
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "tracing", telemetry.Tracing(provider, None))
+    assert isinstance(await start(), RunStarted)
+    assert "run idle" in [each.name for each in exporter.get_finished_spans()]
 
 
 @virtual

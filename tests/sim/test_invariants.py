@@ -325,6 +325,7 @@ def test_a_schedule_that_runs_handles_its_ticks() -> None:
         ({}, due_ms + 1, False),
         ({"paused": True}, due_ms + 1, True),
         ({"overlap": "queue"}, due_ms + 1, True),
+        ({"catch_up": "all"}, due_ms + 1, True),
     ):
         schedule = {"spec": spec | change, "handled": 7}
         found = must.ticks_are_looked_after("s", schedule, now=7 + late_ms)

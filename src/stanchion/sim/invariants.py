@@ -278,10 +278,12 @@ def tick_is_due(name: str, tick: int, *, since: int, every_ms: int, now: int) ->
 def ticks_are_looked_after(name: str, schedule: dict[str, Any], *, now: int) -> Iterator[str]:
     """The ticks of a schedule that holds none back are started or listed soon after they are due.
 
-    A tick that is refused may be tried until the next one, and is late by its jitter.
+    A tick that is refused may be tried until the next one, and is late by its jitter. If all are
+    caught up, a tenant that is full may be behind for long.
     """
     spec = schedule["spec"]
-    if spec.get("paused") or spec.get("overlap") not in {"allow", "skip"}:
+    is_behind = spec.get("overlap") == "queue" or spec.get("catch_up") == "all"
+    if spec.get("paused") or is_behind:
         return
     due_ms = 1_000 * (2 * spec["every_s"] + spec.get("jitter_s", 0)) + TICK_GRACE_MS
     late_ms = now - schedule["handled"]
