@@ -2,7 +2,9 @@
 
 Files and disks may block, so they get a thread of their own, and coroutines queue for it. The
 thread takes all calls that wait, up to a bound, and serves them together: the cost of a transaction
-and of a sync to disk is shared by the batch.
+and of a sync to disk is shared by the batch. It is woken once for all calls of an iteration of the
+event loop, at its end: woken by the first of them, it would take that one alone, and compete with
+the callers behind it for the interpreter.
 
 Every wait is bounded. A caller that has waited long enough gets ``BackendTimeout``. A call whose
 caller timed out or was cancelled before its turn is skipped. When the queue is too long, new
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -94,26 +97,40 @@ class ThreadCall(Generic[_Thing]):
             self.future.set_exception(BackendTimeout(message))
 
 
-class _Timeouts:
-    """Ends the waits of an event loop's calls that are over.
+class _Callers:
+    """The callers of one event loop: wakes the thread for them, and ends waits that are over.
 
     One timer for all of them: to set and cancel one for each call takes longer than the rest of
     the hand-over.
     """
 
-    def __init__(self, thread: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, thread: str, wake: Callable[[], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.loop = loop
         self.waiting: dict[ThreadCall[Any], None] = {}
         self._thread = thread
+        self._wake_thread = wake
+        self._is_waking = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0
 
     def watch(self, call: ThreadCall[Any]) -> None:
-        """Let the call time out when it is due, unless it is removed from ``waiting`` before."""
+        """Have a queued call served, and let it time out when it is due.
+
+        Unless it is removed from ``waiting`` before.
+        """
+        if not self._is_waking:
+            self._is_waking = True
+            self.loop.call_soon(self._wake)
         self.waiting[call] = None
         # The timer may be that of a call that has ended: it is then set again when it fires.
         if self._timer is None or call.due_s < self._timer_due_s:
             self._set_timer(call.due_s)
+
+    def _wake(self) -> None:
+        self._is_waking = False
+        self._wake_thread()
 
     def _set_timer(self, due_s: float) -> None:
         if self._timer is not None:
@@ -151,11 +168,12 @@ class WorkerThread(Generic[_Thing]):
         self._serve = serve
         self._end = end
         self._queue_max = queue_max
-        self._queue: SimpleQueue[ThreadCall[_Thing] | None] = SimpleQueue()
-        """``None`` marks the end of the queue."""
+        self._queue: deque[ThreadCall[_Thing]] = deque()
+        self._woken: SimpleQueue[None] = SimpleQueue()
+        """Has an entry if the thread is to look at the queue."""
         self._entering = threading.Lock()
         self._is_closing = False
-        self._timeouts: _Timeouts | None = None
+        self._callers: _Callers | None = None
         """Those of the event loop that called last."""
         self._opened: Future[None] = Future()
         self._ended: Future[None] = Future()
@@ -190,14 +208,14 @@ class WorkerThread(Generic[_Thing]):
         loop = asyncio.get_running_loop()
         call = ThreadCall(act, loop, wait_s)
         self._enqueue(call)
-        timeouts = self._timeouts
-        if timeouts is None or timeouts.loop is not loop:
-            timeouts = self._timeouts = _Timeouts(self._name, loop)
-        timeouts.watch(call)
+        callers = self._callers
+        if callers is None or callers.loop is not loop:
+            callers = self._callers = _Callers(self._name, self._wake, loop)
+        callers.watch(call)
         try:
             answer: _Answer = await call.future
         finally:
-            timeouts.waiting.pop(call, None)
+            callers.waiting.pop(call, None)
             call.is_wanted = False
         return answer
 
@@ -215,15 +233,18 @@ class WorkerThread(Generic[_Thing]):
         with self._entering:
             if self._is_closing:
                 raise BackendUnavailable(f"{self._name}: closed")
-            if self._queue.qsize() >= self._queue_max:
+            if len(self._queue) >= self._queue_max:
                 raise BackendUnavailable(f"{self._name}: {self._queue_max} calls wait already")
-            self._queue.put(call)
+            self._queue.append(call)
+
+    def _wake(self) -> None:
+        self._woken.put(None)
 
     def _stop(self) -> None:
         with self._entering:
             if not self._is_closing:
                 self._is_closing = True
-                self._queue.put(None)
+                self._wake()
 
     # ── On the worker thread ─────────────────────────────────────────────────────────────────────
 
@@ -246,14 +267,13 @@ class WorkerThread(Generic[_Thing]):
 
     def _take(self) -> list[ThreadCall[_Thing]]:
         """The next batch of queued calls; empty once the thread is closed and the queue empty."""
-        batch: list[ThreadCall[_Thing]] = []
-        while not batch or (self._queue.qsize() and len(batch) < _BATCH_MAX):
-            call = self._queue.get()
-            if call is None:
-                self._queue.put(None)  # for the next round, which ends the thread
-                break
-            batch.append(call)
-        return batch
+        while True:
+            # Read first: no call is queued after it is true.
+            is_closing = self._is_closing
+            size = min(len(self._queue), _BATCH_MAX)
+            if size or is_closing:
+                return [self._queue.popleft() for _ in range(size)]
+            self._woken.get()
 
     def _serve_all(self, thing: _Thing, batch: list[ThreadCall[_Thing]]) -> None:
         wanted = [call for call in batch if call.is_wanted]
