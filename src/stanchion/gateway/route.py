@@ -72,8 +72,7 @@ class Paging(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Limit = 100
 
 
-@dataclass(slots=True)
-class Call(Generic[_Body, _Query]):
+class Call(msgspec.Struct, Generic[_Body, _Query]):
     """One request, after its key, parameters and body were checked."""
 
     services: Services

@@ -22,9 +22,9 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeAlias, TypeVar, assert_never
 
+import msgspec
 from msgspec.structs import replace
 
 from stanchion import telemetry
@@ -85,8 +85,7 @@ _Refusal = TypeVar("_Refusal")
 _Refusal_co = TypeVar("_Refusal_co", covariant=True)
 
 
-@dataclass(slots=True, kw_only=True)
-class GateCall:
+class GateCall(msgspec.Struct, kw_only=True):
     """The state of one call of the gate."""
 
     tenant: TenantId
@@ -99,8 +98,8 @@ class GateCall:
     """Whether the workflow is known to exist: only then it may have a metric label of its own."""
     is_locked: bool = False
     """Whether this call holds the tenant's lock."""
-    lock_until: Moment = field(init=False)
-    ends_at: Moment = field(init=False)
+    lock_until: Moment = Moment(0)
+    ends_at: Moment = Moment(0)
     has_turn: bool = False
     """Whether this call holds a place of the tenant's limiter."""
     traceparent: str | None = None
@@ -112,16 +111,14 @@ class GateCall:
     """How many starts of a batch it is about; ``None`` for a single one."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedStart:
+class PreparedStart(msgspec.Struct, frozen=True):
     """A run with its first transition decided, to be admitted by the store."""
 
     admission: Admission
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRow(Generic[_Refusal_co]):
+class PreparedRow(msgspec.Struct, Generic[_Refusal_co], frozen=True):
     """A start of a batch."""
 
     admission: Admission
@@ -194,8 +191,7 @@ class Admitter:
         """
         if telemetry.tracing is not None:
             self.begin_span(call)
-        loop = asyncio.get_running_loop()
-        began_s, now = loop.time(), self._context.clock.moment()
+        now = self._context.clock.moment()
         if call.tenant != self._last_call[0]:
             self._other_call = self._last_call
         self._last_call = (call.tenant, now)
@@ -216,7 +212,7 @@ class Admitter:
             deadline.end()
             if call.has_turn:
                 self._limiter.leave(call.tenant)
-        waited_s = loop.time() - began_s
+        waited_s = self._deadlines.lasted_s(deadline)
         if call.rows is not None:
             self._count_rows(call, call.rows, answer, waited_s)
             return answer
@@ -361,8 +357,9 @@ class Admitter:
 
         ``again`` prepares the start once more if a workflow has changed since it was read.
         """
-        run = ready.admission.run
-        gate = await (self._gate(call, run) if call.span is None else self._traced_gate(call, run))
+        if call.has_turn and call.span is None:  # the strategy is known: it needs no lock
+            return await self._decided(call, ready, again)
+        gate = await self._traced_gate(call, ready.admission.run)
         if gate is None:
             return await self._decided(call, ready, again)
         async with gate as held:
@@ -501,10 +498,12 @@ class Admitter:
 
     async def ask(self, call: GateCall, admission: Admission) -> Verdict:
         """Return the store's verdict. Raises ``BackendError``, also when the time is over."""
-        within_ms = self._store_ms(call)
-        tracing = None if call.span is None else telemetry.tracing
-        with telemetry.UNTRACED if tracing is None else tracing.span("store admit", kind="client"):
+        within_ms, tracing = self._store_ms(call), telemetry.tracing
+        if tracing is None or call.span is None:
             verdict = await self._context.store.admit(admission, within_ms=within_ms)
+        else:
+            with tracing.span("store admit", kind="client"):
+                verdict = await self._context.store.admit(admission, within_ms=within_ms)
         self._store_answered()
         if isinstance(verdict, _FULL) and admission.queue.on_full is None:
             # A start with a wish of its own speaks for itself alone.
@@ -579,8 +578,7 @@ class Admitter:
         how = effective_admission(self._settings(), override)
         match how.strategy:
             case Strategy.ATOMIC:
-                if not call.has_turn:
-                    await self._take_turn(call)
+                await self._take_turn(call)
                 return None
             case Strategy.LOCK:
                 return self._locked(call, how, run.risk)
@@ -607,25 +605,25 @@ class Admitter:
     ) -> Passed | _Refusal:
         for _ in range(TRIES_MAX):
             verdict = await self.ask(call, ready.admission)
+            if isinstance(verdict, judged.Admitted):
+                self._tell(ready)
+                run = ready.admission.run
+                return RunStarted(run.id, run.status, replayed=False)
             if not isinstance(verdict, judged.StaleDefinition) or again is None:
-                return await self._answer(call, ready, verdict)
+                return await self._not_admitted(call, ready.admission.run, verdict)
             fresh = await again()
             if not isinstance(fresh, PreparedStart):
                 return fresh
             ready = fresh
         return self._store_failed(call, _CHANGED_EACH_TIME)
 
-    async def _answer(self, call: GateCall, ready: PreparedStart, verdict: Verdict) -> Passed:
-        run = ready.admission.run
-        match verdict:
-            case judged.Admitted():
-                self._tell(ready)
-                return RunStarted(run.id, run.status, replayed=False)
-            case judged.Queued(run_id, position):
-                self._context.bus.ring(Bell.CHANGED, run.tenant)
-                return await self._queued(call, run_id, position, replayed=False)
-            case _:
-                return await self._known_or_refused(call, verdict, run.status)
+    async def _not_admitted(
+        self, call: GateCall, run: Run, verdict: judged.Queued | judged.Replayed | judged.Refused
+    ) -> Passed:
+        if isinstance(verdict, judged.Queued):
+            self._context.bus.ring(Bell.CHANGED, run.tenant)
+            return await self._queued(call, verdict.run_id, verdict.position, replayed=False)
+        return await self._known_or_refused(call, verdict, run.status)
 
     async def _known_or_refused(
         self, call: GateCall, verdict: judged.Replayed | judged.Refused, told_before: RunStatus

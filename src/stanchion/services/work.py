@@ -493,8 +493,8 @@ class TaskCancellation:
 
     __slots__ = ("_cancelling", "_task")
 
-    def __init__(self) -> None:
-        task = asyncio.current_task()
+    def __init__(self, task: asyncio.Task[Any] | None = None) -> None:
+        task = task or asyncio.current_task()
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()
@@ -510,11 +510,14 @@ class TaskCancellation:
 class Deadline(TaskCancellation):
     """A time limit of one task. The task is cancelled when the time is over."""
 
-    __slots__ = ("_all", "due_s", "is_abandoned", "is_over")
+    __slots__ = ("_all", "began_s", "due_s", "is_abandoned", "is_over")
 
-    def __init__(self, everyone: dict[Deadline, None], due_s: float) -> None:
-        super().__init__()
+    def __init__(
+        self, everyone: dict[Deadline, None], task: asyncio.Task[Any], began_s: float, due_s: float
+    ) -> None:
+        super().__init__(task)
         self._all = everyone
+        self.began_s = began_s
         self.due_s = due_s
         self.is_over = False
         self.is_abandoned = False
@@ -549,17 +552,26 @@ class Deadlines:
         self._all: dict[Deadline, None] = {}
         """In the order of their creation, so that a seed replays."""
         self._sweep: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop
+        """That of the deadlines. Not asked for each time: asyncio makes a system call for it."""
 
     def begin(self, within_s: float) -> Deadline:
         """Create a deadline for the current task."""
-        loop = asyncio.get_running_loop()
         if self._sweep is None:
-            self._sweep = loop.call_later(self._sweep_s, self._look)
-        return Deadline(self._all, loop.time() + within_s)
+            self._loop = asyncio.get_running_loop()
+            self._sweep = self._loop.call_later(self._sweep_s, self._look)
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        now_s = self._loop.time()
+        return Deadline(self._all, task, now_s, now_s + within_s)
 
     def extend(self, deadline: Deadline, within_s: float) -> None:
         """Let the deadline end this long from now."""
-        deadline.due_s = asyncio.get_running_loop().time() + within_s
+        deadline.due_s = self._loop.time() + within_s
+
+    def lasted_s(self, deadline: Deadline) -> float:
+        """How long ago the deadline was created."""
+        return self._loop.time() - deadline.began_s
 
     def close(self) -> None:
         """Stop checking deadlines."""
@@ -567,8 +579,7 @@ class Deadlines:
             self._sweep.cancel()
 
     def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        now_s = loop.time()
+        now_s = self._loop.time()
         for deadline in [each for each in self._all if each.due_s <= now_s]:
             deadline.expire()
-        self._sweep = loop.call_later(self._sweep_s, self._look) if self._all else None
+        self._sweep = self._loop.call_later(self._sweep_s, self._look) if self._all else None
