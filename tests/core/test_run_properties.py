@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from stanchion.core.events import CancelRequested, Started
 from stanchion.core.json_value import JsonObject
-from stanchion.core.model import Run, RunId, StepId, Topic, WorkflowId
-from stanchion.core.run import decide, start_like, starts_are_alike
+from stanchion.core.model import Instant, Run, RunId, StepId, TenantId, Topic, WorkflowId
+from stanchion.core.run import decide, start_like, start_model, starts_are_alike
 from stanchion.core.steps import foreach
 from stanchion.core.workflow import ForEachSpec, JobSpec, RetrySpec, Workflow
 from tests.core.strategies import INPUTS, RETRIES, drive, families, step_forward
@@ -82,6 +82,12 @@ def test_a_start_that_is_made_from_another_is_as_decided(
     second = msgspec.structs.replace(pending_run(plan, other), id=RunId("r2"))
     if starts_are_alike(plan, made):
         assert start_like(plan, made, second) in (None, decide(plan, second, began, START))
+    model = start_model(plan, made)
+    later = Instant(START + 1_234)
+    third = msgspec.structs.replace(second, tenant=TenantId("another"), created_at=later)
+    if model is not None:
+        like = start_like(plan, model, third, actor="other")
+        assert like in (None, decide(plan, third, Started(actor="other"), later))
 
 
 @given(families(), INPUTS, SEEDS, SEEDS)

@@ -97,6 +97,7 @@ __all__ = [
     "queued_run",
     "revokes_jobs",
     "start_like",
+    "start_model",
     "starts_are_alike",
 ]
 
@@ -153,23 +154,50 @@ def _reads_steps(step: PlannedStep) -> bool:
     return step.input is not None and "steps" in step.input.uses
 
 
+def start_model(plan: Plan, made: Transition) -> Transition | None:
+    """What ``start_like`` needs of a run's first transition; ``None`` if it cannot be used."""
+    if not starts_are_alike(plan, made):
+        return None
+    effects = (
+        DispatchJob(_replace(each.job, input=None)) if isinstance(each, DispatchJob) else each
+        for each in made.effects
+    )
+    return _replace(made, effects=tuple(effects))
+
+
 def start_like(
-    plan: Plan, made: Transition, run: Run, *, work_max: int | None = None
+    plan: Plan,
+    made: Transition,
+    run: Run,
+    *,
+    actor: str | None = None,
+    work_max: int | None = None,
 ) -> Transition | None:
     """The first transition of a run, from that of another run of the plan.
 
-    The same as ``decide_all`` returns for it. Both are new runs of one tenant, started by the same
-    actor at the same time with the same ``traceparent``, and neither is a rerun. ``None`` if the
-    run must be decided by itself, because an expression fails or is costly.
+    The same as ``decide_all`` returns for it at the time of its creation. Both are new runs with
+    the same ``traceparent``, and neither is a rerun. ``actor`` started this one, if it is not the
+    one who started the other. ``None`` if the run must be decided by itself, because an expression
+    fails or is costly.
     """
+    first, now = made.timeline[0], run.created_at
+    later_ms = now - first.at
+    timeline = made.timeline
+    if later_ms or actor not in {None, first.actor}:
+        timeline = tuple(
+            _replace(each, at=now, actor=each.actor if actor is None else actor)
+            for each in timeline
+        )
     scope: dict[str, JsonValue] = {"input": run.input}
     # Less than a decision allows: what exceeds it is decided again.
     budget = EvaluationBudget(work=WORK_MAX if work_max is None else min(WORK_MAX, work_max))
     steps, effects = dict[StepId, Step](), list[Effect]()
     for effect in made.effects:
-        if not isinstance(effect, DispatchJob):
-            effects.append(effect)
+        if isinstance(effect, SetTimer):
+            due = Instant(effect.due + later_ms)
+            effects.append(SetTimer(effect.timer, due) if later_ms else effect)
             continue
+        assert isinstance(effect, DispatchJob), "nothing else begins"
         sent = effect.job
         template = plan.steps[sent.step_id].input
         assert template is not None
@@ -178,9 +206,11 @@ def start_like(
         except ExpressionError:
             return None
         new_id = job_id(run.id, sent.step_id, None, sent.attempt)
-        effects.append(DispatchJob(_replace(sent, id=new_id, run_id=run.id, input=work)))
-        steps[sent.step_id] = _replace(made.steps[sent.step_id], wait=OnJob(new_id))
-    return _replace(made, steps=steps, effects=tuple(effects))
+        job = _replace(sent, id=new_id, run_id=run.id, tenant=run.tenant, input=work)
+        effects.append(DispatchJob(job))
+        began = made.steps[sent.step_id]
+        steps[sent.step_id] = _replace(began, wait=OnJob(new_id), started_at=now)
+    return _replace(made, steps=steps, effects=tuple(effects), timeline=timeline)
 
 
 def queued_run(before: Run, *, wait_ms: int) -> tuple[Run, Transition]:

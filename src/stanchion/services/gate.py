@@ -717,7 +717,7 @@ class Gate:
         if pending.starter is None or pending.traceparent != traced:
             pending = replace(pending, starter=pending.starter or actor, traceparent=traced)
         began = StartRequested(actor=actor)
-        transition = await self._decider.decide(plan, pending, (began,), pending.created_at)
+        transition = await self._decider.decide_start(plan, pending, began)
         stamp = Stamp(1, self._context.entropy.token())
         admission = Admission(
             run=evolve(pending, transition, stamp=stamp),

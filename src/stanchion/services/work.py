@@ -22,11 +22,17 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter
 
-from stanchion.core.events import Event
+from stanchion.core.events import Event, Started
 from stanchion.core.model import Instant, Run, TenantId
 from stanchion.core.plan import Plan
 from stanchion.core.retry import WorkAllowance
-from stanchion.core.run import DecisionTooLong, decide_all, start_like, starts_are_alike
+from stanchion.core.run import (
+    DecisionTooLong,
+    decide_all,
+    start_like,
+    start_model,
+    starts_are_alike,
+)
 from stanchion.core.transition import Transition
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
@@ -56,6 +62,8 @@ WAITING_MAX: Final = 16
 """Calls of one tenant that wait for the worker thread."""
 LOOP_WORK_MAX: Final = 15_000
 """Work of one decision on the event loop, in units of ``cel.budget``: up to 15 ms."""
+MODELS_MAX: Final = 1_000
+"""Plans whose starts are decided after a model."""
 _EFFECT_S: Final = 15e-6
 """Processor time of the store for each effect of a decision, estimated."""
 _FREE_EFFECTS: Final = 100
@@ -410,18 +418,42 @@ class Decider:
     def __init__(self, budget: TenantWorkBudget, executor: TenantExecutor | None) -> None:
         self.budget = budget
         self._executor = executor
+        self._models: OrderedDict[int, tuple[Plan, Transition | None]] = OrderedDict()
+        """First transitions by the identity of their plan, for other runs that begin alike."""
+
+    async def decide_start(self, plan: Plan, run: Run, began: Started) -> Transition:
+        """``decide`` for a new run, at the time of its creation.
+
+        What does not depend on the run is decided once for a plan.
+        """
+        if run.rerun_of is not None or run.traceparent is not None:
+            return await self.decide(plan, run, (began,), run.created_at)
+        known, model = self._models.get(id(plan), (None, None))
+        transition = self._at_once(plan, run, (began,), run.created_at, model)
+        if transition is None:
+            return await self._in_thread(plan, run, (began,), run.created_at)
+        if known is None:
+            # The plan is kept as well: no other one can have its identity meanwhile.
+            self._models[id(plan)] = plan, start_model(plan, transition)
+            if len(self._models) > MODELS_MAX:
+                self._models.popitem(last=False)
+        return transition
 
     async def decide(
         self, plan: Plan, run: Run, events: Sequence[Event], now: Instant
     ) -> Transition:
         """The transition that ``decide_all`` returns for these events."""
         transition = self.decide_at_once(plan, run, events, now)
-        if transition is None:
-            assert self._executor is not None, "without one, no decision takes too long"
-            transition = await self._executor.run(
-                run.tenant, lambda: decide_all(plan, run, events, now), may_refuse=False
-            )
-            self._charge(run, transition)
+        return transition or await self._in_thread(plan, run, events, now)
+
+    async def _in_thread(
+        self, plan: Plan, run: Run, events: Sequence[Event], now: Instant
+    ) -> Transition:
+        assert self._executor is not None, "without one, no decision takes too long"
+        transition = await self._executor.run(
+            run.tenant, lambda: decide_all(plan, run, events, now), may_refuse=False
+        )
+        self._charge(run, transition)
         return transition
 
     async def decide_each(
@@ -464,13 +496,28 @@ class Decider:
         self, plan: Plan, run: Run, events: Sequence[Event], now: Instant
     ) -> Transition | None:
         """Like ``decide``, on the event loop; ``None`` if it would take too long for that."""
+        return self._at_once(plan, run, events, now, None)
+
+    def _at_once(
+        self,
+        plan: Plan,
+        run: Run,
+        events: Sequence[Event],
+        now: Instant,
+        model: Transition | None,
+    ) -> Transition | None:
         work_max = None if self._executor is None else LOOP_WORK_MAX
         budget = self.budget
         if work_max is not None and budget.wait_ms(run.tenant):
             return None
         begun_s = budget.stopwatch.wall_s()
+        transition: Transition | None = None
         try:
-            transition = decide_all(plan, run, events, now, work_max=work_max)
+            if model is not None:
+                actor = events[0].actor
+                transition = start_like(plan, model, run, actor=actor, work_max=work_max)
+            if transition is None:
+                transition = decide_all(plan, run, events, now, work_max=work_max)
         except DecisionTooLong:
             return None
         finally:
