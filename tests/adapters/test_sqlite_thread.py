@@ -25,6 +25,24 @@ async def test_callers_who_wait_are_served_together() -> None:
     assert book.batches == [1, 5]
 
 
+async def test_an_idle_thread_is_woken_once_for_all_callers_of_an_iteration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with _thread() as (thread, book):
+        wakes: list[int] = []
+        wake = thread._wake  # noqa: SLF001 - nothing else tells how often
+
+        def count() -> None:
+            wakes.append(len(book.batches))
+            wake()
+
+        monkeypatch.setattr(thread, "_wake", count)
+        for _ in range(3):
+            await asyncio.gather(*(_start(thread, number) for number in range(50)))
+        assert wakes == [0, 1, 2]
+    assert book.batches == [50, 50, 50]
+
+
 async def test_a_batch_has_a_bound() -> None:
     async with _thread() as (thread, book):
         gate = await _occupy(thread)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from stanchion.adapters.system import ManualClock
@@ -371,6 +372,28 @@ async def test_a_wide_for_each_begins_off_the_event_loop() -> None:
     spent_s = bench.metric("seconds", "acme")
     assert spent_s == pytest.approx(len(transition.effects) * 15e-6)  # what the store has to write
     executor.close()
+
+
+async def test_starts_of_a_plan_are_as_if_each_was_decided() -> None:
+    decider = Decider(Bench().budget, None)
+    spec = JobSpec(topic=Topic("work"), input={"n": "${input.n}"}, timeout_s=9.0)
+    plan = planned(Workflow(id=WorkflowId("w"), steps={StepId("one"): spec}))
+    _, model = started(1)
+    for number, (tenant, actor) in enumerate([(ACME, "a"), (ACME, "a"), (GLOBEX, "b")]):
+        run = replace(
+            model,
+            id=RunId(f"r{number}"),
+            tenant=tenant,
+            input={"n": number},
+            created_at=Instant(5 + 3 * number),
+        )
+        began = Started(actor=actor)
+        transition = await decider.decide_start(plan, run, began)
+        assert transition == decide(plan, run, began, run.created_at)
+    # What a rerun keeps is in its first transition as well.
+    again = replace(model, rerun_of=RunId("r0"))
+    transition = await decider.decide_start(plan, again, Started(actor="a"))
+    assert transition == decide(plan, again, Started(actor="a"), again.created_at)
 
 
 async def test_every_decision_of_a_tenant_over_its_share_leaves_the_event_loop() -> None:
