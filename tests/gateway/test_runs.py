@@ -145,6 +145,26 @@ async def test_a_faulty_row_of_a_batch_is_refused_alone(house: House) -> None:
     assert (broken.status, broken.json["code"]) == (400, "malformed_json")
 
 
+async def test_a_row_of_a_batch_may_have_no_member_twice(house: House) -> None:
+    await house.start()
+    repeated = [
+        b'{"input":{"a":1,"a":2},"key":"k"}',
+        b'{"key":"k","input":{},"key":"k"}',
+        b'{"input":{},"input":{"a":1}}',
+        b'{"labels":{"a":"b"},"labels":{},"key":"k"}',
+        b'{"input":{"a":{"b":1,"b":1}}}',
+        b'{"input":{"\\u0061":1,"a":2}}',
+        b'{"input" : {"a" :1, "a":2}}',
+    ]
+    once = [b'{"input":{"a":":{","b":[1]},"key":"x:{"}', b'{"input" : {"a" :{}}}', b"{}"]
+    # In a short body a repeated member is found before the rows are looked at.
+    body = b'{"runs":[' + b",".join((*repeated, *once)) + b" " * 20_000 + b"]}"
+    path, headers = "/v1/workflows/one-step/runs/batch", [("Idempotency-Key", "k")]
+    answer = await house.ask("POST", path, body, headers=headers)
+    statuses = [each["status"] for each in answer.json["results"]]
+    assert statuses == [422] * len(repeated) + [200] * len(once)
+
+
 async def test_a_batch_under_a_lock_is_judged_in_order(house: House) -> None:
     await house.start()
     await house.ask("PATCH", "/v1/admin/settings", {"admission": {"strategy": "lock"}})

@@ -251,7 +251,7 @@ async def _started_batch(call: Call[RawBatch, NoQuery]) -> Reply | Refusal:
             begun_s = wall_s()
         try:
             text = bytes(raw)
-            row: BatchRow = decoded(text, _BATCH_ROW)
+            row = _batch_row(text)
             check_value(call, "input", row.input, bytes_max=INPUT_BYTES_MAX, part=text)
             labels = checked_labels(row.labels) if row.labels else row.labels
         except RequestRefused as refused:
@@ -300,6 +300,26 @@ async def _started_batch(call: Call[RawBatch, NoQuery]) -> Reply | Refusal:
             )
         )
     )
+
+
+def _batch_row(text: bytes) -> BatchRow:
+    """A row of a batch. Raises ``RequestRefused``."""
+    if len(text) <= _SHORT_ROW_BYTES:
+        # A faulty one is decoded again, to explain the fault.
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            row = _BATCH_ROW.decode(text)
+            # Every member has a colon. So none is given twice if there are no more colons than
+            # members, which is found in a tenth of the time of a look at their names.
+            members = 1 + (row.key is not None) + len(row.input)
+            if text.count(b":") == members and text.count(b"{") == _ROW_AND_INPUT:
+                return row
+    slowly: BatchRow = decoded(text, _BATCH_ROW)
+    return slowly
+
+
+_SHORT_ROW_BYTES: Final = 2 * 1024
+"""A longer one may be costly to decode, see ``gateway.body``."""
+_ROW_AND_INPUT: Final = 2
 
 
 def _batch_key(call: Call[RawBatch, NoQuery], index: int, row: BatchRow) -> str:
