@@ -162,7 +162,7 @@ class Database:
     def insert(self, statement: str, rows: Sequence[Row]) -> None:
         """Insert rows at once. Each has the values of the statement in its order."""
         self.pending.write()
-        _insert_rows(self._execute, statement, rows)
+        _insert_rows(self._execute, statement, rows, at_once=_STAGED_AT_ONCE)
 
     def run_each(self, statement: str, rows: Iterable[Mapping[str, object]]) -> None:
         """Run a statement that writes once for each row of values."""
@@ -172,6 +172,9 @@ class Database:
 
 _AT_ONCE_MAX: Final = 100
 """Rows of one statement. Lower counts are powers of two, so that all statements stay prepared."""
+_STAGED_AT_ONCE: Final = (400, 200, _AT_ONCE_MAX)
+"""The same for ``insert``: each statement makes the thread wait for the interpreter again. The text
+of the longest must stay below 16 KiB, or it is compiled each time."""
 _INSERT = re.compile(r"(INSERT INTO .+? VALUES )\(([:\w, ]+)\)(.*)")
 
 _Row = tuple[object, ...]
@@ -221,12 +224,15 @@ class Pending:
 
 
 def _insert_rows(
-    execute: Callable[[str, _Row], object], statement: str, rows: Sequence[_Row]
+    execute: Callable[[str, _Row], object],
+    statement: str,
+    rows: Sequence[_Row],
+    at_once: Sequence[int] = (_AT_ONCE_MAX,),
 ) -> None:
     insert, done = _insert(statement), 0
     while done < len(rows):
         left = len(rows) - done
-        count = _AT_ONCE_MAX if left >= _AT_ONCE_MAX else 1 << left.bit_length() - 1
+        count = next((most for most in at_once if left >= most), 1 << left.bit_length() - 1)
         execute(insert.of(count), tuple(chain.from_iterable(rows[done : done + count])))
         done += count
 
@@ -243,7 +249,7 @@ class _Insert(NamedTuple):
     @cache  # noqa: B019 - a few statements, there as long as the program
     def of(self, count: int) -> str:
         """The statement for ``count`` rows, with positional parameters."""
-        return self.head + ", ".join([self.places] * count) + self.tail
+        return self.head + ",".join([self.places] * count) + self.tail
 
 
 @cache
@@ -251,7 +257,7 @@ def _insert(statement: str) -> _Insert:
     found = _INSERT.fullmatch(statement)
     assert found is not None, f"not an INSERT of one row: {statement}"
     names = [name.strip().removeprefix(":") for name in found[2].split(",")]
-    places = f"({', '.join('?' * len(names))})"
+    places = f"({','.join('?' * len(names))})"
     # Of a single name ``itemgetter`` gives no tuple.
     row = itemgetter(*names) if len(names) > 1 else lambda values: (values[names[0]],)
     return _Insert(found[1], places, found[3], row)
