@@ -23,10 +23,18 @@ from stanchion.core.model import (
     StepStatus,
     Topic,
 )
+from stanchion.core.queue import QueueRequest
 from stanchion.core.workflow import ForEachSpec, Workflow
 from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.locks import Granted
-from stanchion.ports.records import Accepted, RejectedCode, Result, ResultRefused
+from stanchion.ports.records import (
+    Accepted,
+    AlikeStart,
+    AlikeStarts,
+    RejectedCode,
+    Result,
+    ResultRefused,
+)
 from stanchion.services import advance
 from stanchion.services.advance import RunCache
 from tests.contract.builders import ONE_JOB, admission
@@ -351,6 +359,28 @@ def test_the_memory_of_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advance, "RUN_KEPT_BYTES_MAX", 500)
     cache.put(runs[15], ONE_JOB)
     assert cache.get(runs[15].id) is None
+
+
+def test_runs_that_begin_alike_are_remembered_as_if_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = Instant(1_700_000_000_000)
+    said = ["a", "b", "c" * 1_000, "d"]  # the memory of a long one is measured
+    wanted = [
+        admission(now, run_input={"say": each}, key=f"key-{place}", queue=QueueRequest())
+        for place, each in enumerate(said)
+    ]
+    starts = AlikeStarts(wanted[0], [AlikeStart.of(each) for each in wanted])
+    assert [*starts] == wanted
+    cache = RunCache()
+    cache.put_alike(starts, ONE_JOB)
+    known = [cache.get(each.run.id) for each in wanted]
+    assert [each and each.run for each in known] == [each.run for each in wanted]
+    monkeypatch.setattr(advance, "RUNS_KEPT", 2)
+    cache.put_alike(starts[:1], ONE_JOB)  # again: it counts once
+    assert [cache.get(each.run.id) is not None for each in wanted] == [True, False, False, True]
+    cache.put_alike(starts[1:3], ONE_JOB)
+    assert [cache.get(each.run.id) is not None for each in wanted] == [False, True, True, False]
 
 
 def test_a_large_run_is_kept_while_many_of_its_items_are_to_come(

@@ -13,7 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from stanchion import telemetry
 from stanchion.adapters.store.memory import MemoryStore
-from stanchion.core.admission import TooLate, Verdict
+from stanchion.core.admission import TooLate, Verdict, fingerprint
+from stanchion.core.events import Started
 from stanchion.core.faults import Fault as InputFault
 from stanchion.core.faults import WorkflowFaults
 from stanchion.core.json_value import JsonObject, JsonValue
@@ -28,11 +29,13 @@ from stanchion.core.model import (
     shard_of_run,
     shard_of_tenant,
 )
+from stanchion.core.queue import QueueRequest
 from stanchion.core.rerun import RerunOptions, RerunRefused
+from stanchion.core.run import decide, evolve
 from stanchion.core.schema import InputSchema
-from stanchion.core.workflow import ForEachSpec
+from stanchion.core.workflow import ForEachSpec, JobSpec
 from stanchion.ports.bus import Bell
-from stanchion.ports.records import Admission, Tenant
+from stanchion.ports.records import Admission, AlikeStarts, Tenant
 from stanchion.services.gate import StartRow
 from stanchion.services.gate_answers import (
     GateCode,
@@ -382,6 +385,46 @@ async def test_a_batch_prepares_no_more_steps_ahead_after_other_tenants_have_gon
     await house.start(tenant=TenantId("globex"))
     # After a second, and eight steps that were sent one by one, the other tenant has gone.
     assert await most_ahead("beside", 30 * 50) == alone
+
+
+@virtual
+@pytest.mark.parametrize("broken", [None, 4])
+async def test_the_rows_of_a_batch_begin_as_if_each_were_decided_by_itself(
+    gates: Gatehouse, monkeypatch: pytest.MonkeyPatch, broken: int | None
+) -> None:
+    """Also beside a row that is not alike: its expression fails."""
+    await gates.define(None)
+    template: JsonObject = {"n": "${input.n + 1}", "same": "text"}
+    two = workflow("two", a=JobSpec(topic=Topic("a"), input=template), b=job("b"))
+    await gates.store.put_workflow(ACME, two)
+    house = gates.add()
+    asked: list[Sequence[Admission]] = []
+
+    def prepare(admissions: Sequence[Admission]) -> Sequence[Admission]:
+        asked.append(admissions)
+        return house.store.real.prepare_admissions(admissions)
+
+    monkeypatch.setattr(house.store, "prepare_admissions", prepare)
+    given: list[JsonObject] = [{"n": "x" if n == broken else n} for n in range(7)]
+    queue = QueueRequest(priority=7)
+    rows = [StartRow(each, {}, f"key-{n}", queue) for n, each in enumerate(given)]
+    answers = await house.gate.start_many(ACME, WorkflowId("two"), rows, actor="caller")
+    (admissions,) = asked
+    assert isinstance(admissions, AlikeStarts) is (broken is None)
+    plan = house.admitted[0][1]
+    for row, each, answer in zip(rows, admissions, answers, strict=True):
+        assert isinstance(answer, RunStarted)
+        assert each.before is not None
+        assert (each.key, each.run.input, each.queue) == (row.key, row.input, queue)
+        assert each.fingerprint == fingerprint(
+            WorkflowId("two"), {"input": row.input, "priority": 7}
+        )
+        event = Started(actor="caller")
+        assert each.transition == decide(plan, each.before, event, each.before.created_at)
+        assert each.run == evolve(each.before, each.transition)
+        assert await gates.run(answer.run_id) == each.run
+    assert len({each.run.id for each in admissions}) == len(rows)
+    assert [run for run, _ in house.admitted] == [each.run for each in admissions]
 
 
 @virtual

@@ -43,6 +43,8 @@ from stanchion.core.transition import DispatchJob, SetTimer
 from stanchion.core.why import DeadWork, OpenJob
 from stanchion.ports.records import (
     Admission,
+    AlikeStart,
+    AlikeStarts,
     DeadLetter,
     DeadLetterKind,
     Drift,
@@ -267,24 +269,30 @@ def queued_admission(admission: Admission, wait_ms: int) -> Admission:
     return replace(admission, run=replace(run, stamp=admission.run.stamp), transition=transition)
 
 
-def begin_alike(admissions: Sequence[Admission]) -> bool:
-    """Whether new runs of one tenant differ in ids, keys and inputs only, and begin with jobs.
+def alike_starts(admissions: Sequence[Admission]) -> AlikeStarts | None:
+    """New runs of one tenant that differ in ids, keys and inputs only, and begin with jobs.
 
     Nothing is to be written for them but the runs, their keys, jobs, timers and timelines, and each
-    step that has begun has one job. No two have the same id or key.
+    step that has begun has one job. No two have the same id or key. ``None`` for others.
     """
-    first, keys, runs = admissions[0], set[str](), set[RunId]()
-    timers = _timers(first)
-    unkeyed = 0
-    for each in admissions:
-        if not (_is_plain(each) and _is_like(first, each) and _timers(each) == timers):
-            return False
-        runs.add(each.run.id)
-        if each.key is None:
-            unkeyed += 1
-        else:
-            keys.add(each.key)
-    return len(runs) == len(admissions) == len(keys) + unkeyed
+    if not admissions:
+        return None
+    if isinstance(admissions, AlikeStarts):
+        starts = admissions
+        if not _is_plain(starts.first):
+            return None
+    else:
+        first = admissions[0]
+        if first.before is None or not all(map(_is_plain, admissions)):
+            return None
+        starts = AlikeStarts(first, [*map(AlikeStart.of, admissions)])
+        jobs = len(starts.rows[0].works)
+        if any(len(row.works) != jobs for row in starts.rows) or [*starts] != [*admissions]:
+            return None
+    runs, keys = {row.run_id for row in starts.rows}, {row.key for row in starts.rows}
+    unkeyed = sum(row.key is None for row in starts.rows)
+    are_apart = len(runs) == len(starts) == len(keys - {None}) + unkeyed
+    return starts if are_apart else None
 
 
 def _is_plain(admission: Admission) -> bool:
@@ -312,28 +320,3 @@ def _is_plain(admission: Admission) -> bool:
         elif not isinstance(effect, SetTimer):
             return False
     return 0 < jobs == len(steps)
-
-
-def _is_like(first: Admission, other: Admission) -> bool:
-    run, its = first.run, other.run
-    mine, theirs = first.transition.timeline, other.transition.timeline
-    return (
-        (theirs is mine or theirs == mine)
-        and (other.definitions is first.definitions or other.definitions == first.definitions)
-        and (other.queue is first.queue or other.queue == first.queue)
-        and (its.uses is run.uses or its.uses == run.uses)
-        and other.budget == first.budget
-        and its.created_at == run.created_at
-        and its.tenant == run.tenant
-        and its.workflow_id == run.workflow_id
-        and its.workflow_version == run.workflow_version
-        and its.starter == run.starter
-        and its.traceparent == run.traceparent
-        and its.stamp.version == run.stamp.version
-        and its.fence == run.fence
-        and (other.before is None) is (first.before is None)
-    )
-
-
-def _timers(admission: Admission) -> list[SetTimer]:
-    return [each for each in admission.transition.effects if isinstance(each, SetTimer)]

@@ -82,13 +82,14 @@ from stanchion.core.workflow import (
 
 if TYPE_CHECKING:
     from stanchion.core.draft import ItemDraft
-    from stanchion.core.json_value import JsonValue
+    from stanchion.core.json_value import JsonObject, JsonValue
     from stanchion.core.plan import Body, Plan, PlannedStep
 
 _replace: Final = msgspec.structs.replace
 
 __all__ = [
     "DecisionTooLong",
+    "begins_with_jobs",
     "decide",
     "decide_all",
     "evolve",
@@ -98,7 +99,9 @@ __all__ = [
     "revokes_jobs",
     "start_like",
     "start_model",
+    "start_with",
     "starts_are_alike",
+    "works_like",
 ]
 
 
@@ -140,14 +143,21 @@ def starts_are_alike(plan: Plan, made: Transition) -> bool:
     They must differ in nothing but the inputs of jobs: all steps that need no other step are jobs
     without a condition, and all of them were dispatched.
     """
+    return (
+        begins_with_jobs(plan)
+        and made.status is RunStatus.RUNNING
+        and all(isinstance(state.wait, OnJob) for state in made.steps.values())
+    )
+
+
+def begins_with_jobs(plan: Plan) -> bool:
+    """Whether all steps of the plan that need no other step are jobs without a condition."""
     for step_id in plan.body.steps:
         step = plan.steps[step_id]
         is_job = isinstance(step.spec, JobSpec) and step.input is not None
         if not step.needs and not (is_job and step.condition is None and not _reads_steps(step)):
             return False
-    return made.status is RunStatus.RUNNING and all(
-        isinstance(state.wait, OnJob) for state in made.steps.values()
-    )
+    return True
 
 
 def _reads_steps(step: PlannedStep) -> bool:
@@ -180,6 +190,33 @@ def start_like(
     one who started the other. ``None`` if the run must be decided by itself, because an expression
     fails or is costly.
     """
+    works = works_like(plan, made, run.input, work_max=work_max)
+    return None if works is None else start_with(made, run, works, actor=actor)
+
+
+def works_like(
+    plan: Plan, made: Transition, given: JsonObject, *, work_max: int | None = None
+) -> tuple[JsonValue, ...] | None:
+    """The inputs of the jobs of ``start_like``, in the order in which they are dispatched."""
+    scope: dict[str, JsonValue] = {"input": given}
+    # Less than a decision allows: what exceeds it is decided again.
+    budget = EvaluationBudget(work=WORK_MAX if work_max is None else min(WORK_MAX, work_max))
+    works: list[JsonValue] = []
+    for effect in made.effects:
+        if isinstance(effect, DispatchJob):
+            template = plan.steps[effect.job.step_id].input
+            assert template is not None
+            try:
+                works.append(template.evaluate(scope, budget))
+            except ExpressionError:
+                return None
+    return tuple(works)
+
+
+def start_with(
+    made: Transition, run: Run, works: Iterable[JsonValue], *, actor: str | None = None
+) -> Transition:
+    """The transition of ``start_like`` with these inputs of its jobs."""
     first, now = made.timeline[0], run.created_at
     later_ms = now - first.at
     timeline = made.timeline
@@ -188,10 +225,7 @@ def start_like(
             _replace(each, at=now, actor=each.actor if actor is None else actor)
             for each in timeline
         )
-    scope: dict[str, JsonValue] = {"input": run.input}
-    # Less than a decision allows: what exceeds it is decided again.
-    budget = EvaluationBudget(work=WORK_MAX if work_max is None else min(WORK_MAX, work_max))
-    steps, effects = dict[StepId, Step](), list[Effect]()
+    steps, effects, left = dict[StepId, Step](), list[Effect](), iter(works)
     for effect in made.effects:
         if isinstance(effect, SetTimer):
             due = Instant(effect.due + later_ms)
@@ -199,14 +233,8 @@ def start_like(
             continue
         assert isinstance(effect, DispatchJob), "nothing else begins"
         sent = effect.job
-        template = plan.steps[sent.step_id].input
-        assert template is not None
-        try:
-            work = template.evaluate(scope, budget)
-        except ExpressionError:
-            return None
         new_id = job_id(run.id, sent.step_id, None, sent.attempt)
-        job = _replace(sent, id=new_id, run_id=run.id, tenant=run.tenant, input=work)
+        job = _replace(sent, id=new_id, run_id=run.id, tenant=run.tenant, input=next(left))
         effects.append(DispatchJob(job))
         began = made.steps[sent.step_id]
         steps[sent.step_id] = _replace(began, wait=OnJob(new_id), started_at=now)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar, overload
 
 import msgspec
+from msgspec.structs import replace
 
 from stanchion.core.admission import KeyRecord, Refused
 from stanchion.core.audit import AuditEntry
@@ -46,8 +47,9 @@ from stanchion.core.queue import (
     OnFull,
     QueueRequest,
 )
+from stanchion.core.run import evolve, start_with
 from stanchion.core.schedule import TickMark
-from stanchion.core.transition import TimelineEntry, Transition
+from stanchion.core.transition import DispatchJob, TimelineEntry, Transition
 from stanchion.core.workflow import Workflow
 
 __all__ = [
@@ -159,6 +161,65 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     Its stamp is that of ``run``.
     """
     queue: QueueRequest = QueueRequest()
+
+
+class AlikeStart(NamedTuple):
+    """What is of one run alone, of those that begin alike."""
+
+    run_id: RunId
+    nonce: str
+    """Of its stamp."""
+    key: str | None
+    fingerprint: str
+    input: JsonObject
+    works: tuple[JsonValue, ...]
+    """The inputs of its jobs, in the order in which they are dispatched."""
+
+    @classmethod
+    def of(cls, admission: Admission) -> AlikeStart:
+        """What is of this run alone."""
+        run, effects = admission.run, admission.transition.effects
+        works = tuple(each.job.input for each in effects if isinstance(each, DispatchJob))
+        return cls(run.id, run.stamp.nonce, admission.key, admission.fingerprint, run.input, works)
+
+    def like(self, first: Admission) -> Admission:
+        """The admission of this run, from that of another one of them."""
+        assert first.before is not None, "it may have to wait"
+        stamp = Stamp(first.run.stamp.version, self.nonce)
+        before = replace(first.before, id=self.run_id, input=self.input, stamp=stamp)
+        transition = start_with(first.transition, before, self.works)
+        return replace(
+            first,
+            run=evolve(before, transition),
+            before=before,
+            transition=transition,
+            key=self.key,
+            fingerprint=self.fingerprint,
+        )
+
+
+class AlikeStarts(Sequence[Admission]):
+    """Admissions that ``start_like`` makes from the first one. Each is made when it is read.
+
+    They differ in ids, keys, inputs and the inputs of jobs only. A store that writes them together
+    needs no objects for each.
+    """
+
+    def __init__(self, first: Admission, rows: Sequence[AlikeStart]) -> None:
+        self.first = first
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, place: int) -> Admission: ...
+    @overload
+    def __getitem__(self, place: slice) -> AlikeStarts: ...
+    def __getitem__(self, place: int | slice) -> Admission | AlikeStarts:
+        if isinstance(place, slice):
+            return AlikeStarts(self.first, self.rows[place])
+        return self.rows[place].like(self.first)
 
 
 class StartTerms(msgspec.Struct, frozen=True):

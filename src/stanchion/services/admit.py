@@ -22,7 +22,8 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, Final, Generic, TypeAlias, TypeVar, assert_never
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeAlias, TypeVar, assert_never, overload
 
 import msgspec
 from msgspec.structs import replace
@@ -40,7 +41,7 @@ from stanchion.core.settings import AdmissionSettings, Settings, Strategy, effec
 from stanchion.core.transition import DispatchJob, Transition
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError, sentence
-from stanchion.ports.records import Admission, StartsChecked, StartTerms
+from stanchion.ports.records import Admission, AlikeStarts, StartsChecked, StartTerms
 from stanchion.services import admission_lock
 from stanchion.services.admission_lock import SharedLock, SoleLock
 from stanchion.services.context import ReplicaContext
@@ -127,6 +128,26 @@ class PreparedRow(msgspec.Struct, Generic[_Refusal_co], frozen=True):
     """Why it cannot be started, unless its key has a run: its admission has no version in force."""
 
 
+class AlikeRows(Sequence[PreparedRow[_Refusal_co]]):
+    """Starts of a batch that begin alike, none of them refused. Each is made when it is read."""
+
+    def __init__(self, starts: AlikeStarts, plan: Plan) -> None:
+        self.starts = starts
+        self.plan = plan
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, place: int) -> PreparedRow[_Refusal_co]: ...
+    @overload
+    def __getitem__(self, place: slice) -> AlikeRows[_Refusal_co]: ...
+    def __getitem__(self, place: int | slice) -> PreparedRow[_Refusal_co] | AlikeRows[_Refusal_co]:
+        if isinstance(place, slice):
+            return AlikeRows(self.starts[place], self.plan)
+        return PreparedRow(self.starts[place], self.plan)
+
+
 Again: TypeAlias = Callable[[], Coroutine[Any, Any, "PreparedStart | _Refusal"]]
 """Reads the workflow again and prepares a new start, or returns why it cannot run any more."""
 AgainRows: TypeAlias = Callable[
@@ -150,6 +171,7 @@ class Admitter:
         pacing: Pacing,
         signals: AdmissionSignals,
         on_admitted: Callable[[Run, Plan], None],
+        on_alike_admitted: Callable[[AlikeStarts, Plan], None] | None = None,
     ) -> None:
         self._context = context
         self.tenants = TenantConfigs(context.store, clock=context.clock)
@@ -158,6 +180,7 @@ class Admitter:
         self._pacing = pacing
         self._signals = signals
         self._on_admitted = on_admitted
+        self._on_alike_admitted = on_alike_admitted
         self._deadlines = Deadlines(sweep_s=SWEEP_S)
         self._checks = SharedChecks(self._check)
         self._limiter = TenantLimiter()
@@ -394,7 +417,8 @@ class Admitter:
         places once more. ``on_judged`` is called as soon as the store has judged all of them,
         unless one was too late or changed each time.
         """
-        known, verdicts = [*rows], dict[int, Verdict]()
+        known: Sequence[PreparedRow[_Refusal]] = rows
+        verdicts = dict[int, Verdict]()
         stale: Sequence[int] = range(len(rows))
         gate = await self._traced_gate(call, rows[0].admission.run)
         async with gate or nullcontext(admission_lock.GateLockTaken()) as held:
@@ -402,9 +426,10 @@ class Admitter:
                 return [self._without_lock(held)] * len(rows)
             for tried in range(TRIES_MAX):
                 if tried:
-                    fresh = await again(stale)
+                    fresh, newest = await again(stale), [*known]
                     for place, row in zip(stale, fresh, strict=True):
-                        known[place] = row
+                        newest[place] = row
+                    known = newest
                     asked = [row.admission for row in fresh]
                 said = [
                     verdict
@@ -425,6 +450,11 @@ class Admitter:
             # The store gets the next rows of the batch before these are told.
             for _ in range(_TURNS_TO_SEND):
                 await asyncio.sleep(0)
+        if isinstance(known, AlikeRows) and {*map(type, verdicts.values())} == {judged.Admitted}:
+            self._tell_alike(known)
+            status = known.starts.first.run.status
+            return [RunStarted(row.run_id, status, replayed=False) for row in known.starts.rows]
+        known = [*known]
         self._tell_all(call.tenant, known, verdicts)
         return await self._row_answers(call, known, verdicts)
 
@@ -437,10 +467,10 @@ class Admitter:
             )
         self._store_answered()
         is_full: bool | None = None
-        for admission, verdict in zip(admissions, verdicts, strict=True):
+        for place, verdict in enumerate(verdicts):
             if isinstance(verdict, _BEGUN):
                 is_full = False
-            elif isinstance(verdict, _FULL) and admission.queue.on_full is None:
+            elif isinstance(verdict, _FULL) and admissions[place].queue.on_full is None:
                 is_full = True
         if is_full is not None:
             self._heard(call.tenant, is_full=is_full)
@@ -680,6 +710,18 @@ class Admitter:
             bus.ring(Bell.READY, topic)
         if is_changed:
             bus.ring(Bell.CHANGED, tenant)
+
+    def _tell_alike(self, rows: AlikeRows[Any]) -> None:
+        """The same for starts that begin alike, all of which got a run: none has ended."""
+        starts, plan, bus = rows.starts, rows.plan, self._context.bus
+        if self._on_alike_admitted is not None:
+            self._on_alike_admitted(starts, plan)
+        else:
+            for admission in starts:
+                self._on_admitted(admission.run, plan)
+        for topic in sorted(_topics(starts.first.transition)):
+            bus.ring(Bell.READY, topic)
+        bus.ring(Bell.CHANGED, starts.first.run.tenant)
 
     def _tell_end(self, run: Run) -> None:
         """Tell that a run ended with its first transition."""

@@ -60,6 +60,9 @@ from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
+    Admission,
+    AlikeStart,
+    AlikeStarts,
     Commit,
     CommitConflict,
     Committed,
@@ -192,6 +195,8 @@ class _Known(msgspec.Struct, gc=False):
     size_bytes: int
     fence: int | None = None
     kept_until: Moment = Moment(0)
+    like: tuple[Admission, AlikeStart] | None = None
+    """Given: ``run`` is another one, which began like this one, and this one is made from these."""
 
 
 class RunCache:
@@ -207,7 +212,11 @@ class RunCache:
         self._wide = _LeastRecent()
 
     def get(self, run_id: RunId) -> _Known | None:
-        return self._runs.by_id.get(run_id) or self._wide.by_id.get(run_id)
+        known = self._runs.by_id.get(run_id) or self._wide.by_id.get(run_id)
+        if known is not None and known.like is not None:
+            like, start = known.like
+            known.run, known.like = start.like(like).run, None
+        return known
 
     def put(self, run: Run, plan: Plan) -> None:
         """Replace the value of a run. One that has ended or is too large is forgotten."""
@@ -229,9 +238,22 @@ class RunCache:
         if before is not None:
             known.fence, known.kept_until = before.fence, before.kept_until
         if is_large:
-            self._wide.add(known, size_bytes_max=WIDE_RUNS_KEPT_BYTES_MAX)
+            self._wide.add(run.id, known, size_bytes_max=WIDE_RUNS_KEPT_BYTES_MAX)
         else:
-            self._runs.add(known, size_bytes_max=RUNS_KEPT_BYTES_MAX)
+            self._runs.add(run.id, known, size_bytes_max=RUNS_KEPT_BYTES_MAX)
+
+    def put_alike(self, starts: AlikeStarts, plan: Plan) -> None:
+        """Add new runs that begin alike. Each is made when it is needed."""
+        first = starts.first
+        for start in starts.rows:
+            text_bytes = len(msgspec.json.encode(start.input))
+            if text_bytes > _SHORT_INPUT_BYTES or start.run_id in self._runs.by_id:
+                self.put(start.like(first).run, plan)
+                continue
+            input_bytes = _BYTES_PER_CHAR * text_bytes
+            size_bytes = input_bytes + 4 * _NODE_BYTES * len(first.run.steps)
+            known = _Known(first.run, plan, input_bytes, size_bytes, like=(first, start))
+            self._runs.add(start.run_id, known, size_bytes_max=RUNS_KEPT_BYTES_MAX)
 
     def forget(self, run_id: RunId) -> _Known | None:
         """Remove a run; returns what was known of it."""
@@ -245,8 +267,8 @@ class _LeastRecent:
         self.by_id: OrderedDict[RunId, _Known] = OrderedDict()
         self._size_bytes = 0
 
-    def add(self, known: _Known, *, size_bytes_max: int) -> None:
-        self.by_id[known.run.id] = known
+    def add(self, run_id: RunId, known: _Known, *, size_bytes_max: int) -> None:
+        self.by_id[run_id] = known
         self._size_bytes += known.size_bytes
         while len(self.by_id) > RUNS_KEPT or self._size_bytes > size_bytes_max:
             _, oldest = self.by_id.popitem(last=False)
@@ -269,6 +291,8 @@ _NODE_BYTES: Final = 64
 """What a value in memory takes beside its text, roughly."""
 _BYTES_PER_CHAR: Final = 10
 """What a large value in memory takes for each character of its JSON, roughly."""
+_SHORT_INPUT_BYTES: Final = 512
+"""The memory of an input up to this size is estimated from its JSON, which is quicker."""
 
 
 def _input_size_of(run: Run) -> int:
@@ -394,6 +418,15 @@ class Advancer:
         if len(self._classes) > CLASSES_KEPT:
             self._classes.popitem(last=False)
         self._runs.put(run, plan)
+
+    def remember_alike(self, starts: AlikeStarts, plan: Plan) -> None:
+        """``remember`` for new runs that begin alike."""
+        known, classes = _class(starts.first.run, plan.lock_policy), self._classes
+        for start in starts.rows:
+            classes[start.run_id] = known
+        while len(classes) > CLASSES_KEPT:
+            classes.popitem(last=False)
+        self._runs.put_alike(starts, plan)
 
     def settle(
         self,

@@ -196,6 +196,7 @@ class Engine:
             signals=admission_signals,
             decider=decider,
             on_admitted=self._advancer.remember,
+            on_alike_admitted=self._advancer.remember_alike,
         )
         inbox = Inbox(context, plans=plans, advancer=self._advancer, rules=rules, work=work)
         self.services = Services(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -57,8 +57,8 @@ from stanchion.core.schema import InputSchema
 from stanchion.core.settings import Settings
 from stanchion.core.steps.foreach import TOO_MANY_ITEMS
 from stanchion.core.transition import Transition
-from stanchion.ports.records import Admission
-from stanchion.services.admit import Admitter, GateCall, PreparedRow, PreparedStart
+from stanchion.ports.records import Admission, AlikeStart, AlikeStarts
+from stanchion.services.admit import Admitter, AlikeRows, GateCall, PreparedRow, PreparedStart
 from stanchion.services.context import ReplicaContext
 from stanchion.services.gate_answers import (
     GateFailed,
@@ -96,6 +96,8 @@ _PAUSE: Final = 2.0
 """After each step beside other tenants they have the replica for so many times as long as it took:
 every turn of the event loop on which a part of a step is prepared delays each of their requests."""
 _PAUSE_S_MAX: Final = 0.02
+_FIRST_STEP_PART: Final = 4
+"""The first step of a batch with several has this part of the rows that a step may have."""
 _STEPS_AHEAD: Final = 3
 """Steps of a batch that wait, prepared, for those before them."""
 _UNKNOWN: Final = WorkflowId("")
@@ -122,7 +124,7 @@ class RerunPreview(msgspec.Struct, frozen=True):
 class Gate:
     """Creates runs, or returns why not."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a gate is connected to, by keyword
         self,
         context: ReplicaContext,
         *,
@@ -132,13 +134,20 @@ class Gate:
         signals: AdmissionSignals,
         decider: Decider,
         on_admitted: Callable[[Run, Plan], None] = lambda _run, _plan: None,
+        on_alike_admitted: Callable[[AlikeStarts, Plan], None] | None = None,
     ) -> None:
+        """``on_alike_admitted``: ``on_admitted`` for runs that begin alike, at once."""
         self._context = context
         self._plans = plans
         self._work = decider.budget
         self._decider = decider
         self._admitter = Admitter(
-            context, settings=settings, pacing=pacing, signals=signals, on_admitted=on_admitted
+            context,
+            settings=settings,
+            pacing=pacing,
+            signals=signals,
+            on_admitted=on_admitted,
+            on_alike_admitted=on_alike_admitted,
         )
         self.tenants = self._admitter.tenants
         self.batches = TenantTurns()
@@ -219,10 +228,11 @@ class Gate:
         # To count values takes time, and only a for-each begins an item for each.
         values_max = STEP_VALUES_MAX if self._plans.may_begin_items(tenant, workflow_id) else None
         rows_max, clock = self._context.store.admissions_max, self._context.clock
+        first_max = rows_max // _FIRST_STEP_PART
         if self._admitter.has_others(tenant):
-            rows_max = min(rows_max, STEP_ROWS_BESIDE_OTHERS)
+            rows_max = first_max = min(rows_max, STEP_ROWS_BESIDE_OTHERS)
         async with asyncio.TaskGroup() as group:
-            for some in _in_steps(rows[len(refused) :], rows_max, values_max):
+            for some in _in_steps(rows[len(refused) :], rows_max, first_max, values_max):
                 began = clock.moment()
                 call, given = of_rows(some)
                 turn = _Turn(turn)
@@ -349,11 +359,12 @@ class Gate:
         """Start some rows of a batch, after the store has judged those before them."""
         is_first = turn.is_first
 
-        async def prepared() -> tuple[list[PreparedRow[NotStarted]], Sequence[Admission]]:
+        async def prepared() -> tuple[Sequence[PreparedRow[NotStarted]], Sequence[Admission]]:
             linked = await self._plans.newest(call.tenant, call.workflow_id)
             rows = await self._prepared_rows(call, linked, given)
             await asyncio.sleep(0)  # the rows before these may be sent
-            return rows, self._context.store.prepare_admissions([row.admission for row in rows])
+            asked = rows.starts if isinstance(rows, AlikeRows) else [row.admission for row in rows]
+            return rows, self._context.store.prepare_admissions(asked)
 
         def are_behind_the_last_slot() -> bool:
             return not is_first and self._admitter.is_full(call.tenant)
@@ -371,7 +382,7 @@ class Gate:
             rows, asked = ready or await prepared()
             return await self._admitter.admit_many(call, rows, asked, again, turn.judged)
 
-        async def again(places: Sequence[int]) -> list[PreparedRow[NotStarted]]:
+        async def again(places: Sequence[int]) -> Sequence[PreparedRow[NotStarted]]:
             linked = await self._plans.newest(call.tenant, call.workflow_id, refresh=True)
             some = [given[place] for place in places]
             return await self._prepared_rows(call, linked, some, is_fresh=True)
@@ -418,7 +429,7 @@ class Gate:
         given: Sequence[_Given],
         *,
         is_fresh: bool = False,
-    ) -> list[PreparedRow[NotStarted]]:
+    ) -> Sequence[PreparedRow[NotStarted]]:
         """What the store is asked for each row of a batch."""
         tenant, schema = call.tenant, None
         call.exists = not isinstance(linked, UnknownWorkflow)
@@ -437,6 +448,10 @@ class Gate:
         if not isinstance(linked, Linked):
             pairs = zip(given, looked, strict=True)
             return [self._refused(call, row, asked, linked) for row, (asked, _) in pairs]
+        if not any(row.labels or row.queue != given[0].queue for row in given):
+            alike = await self._alike_rows(call, linked, given, looked)
+            if alike is not None:
+                return alike
         rows: dict[int, PreparedRow[NotStarted]] = {}
         for place, (asked, faults) in enumerate(looked):
             if faults:
@@ -449,6 +464,33 @@ class Gate:
             asked, _ = looked[place]
             rows[place] = self._row(call, linked, given[place], asked, run, transition)
         return [rows[place] for place in range(len(given))]
+
+    async def _alike_rows(
+        self,
+        call: GateCall,
+        linked: Linked,
+        given: Sequence[_Given],
+        looked: Sequence[tuple[str, tuple[Fault, ...]]],
+    ) -> AlikeRows[NotStarted] | None:
+        """What the store is asked for rows that begin alike; ``None`` if some do not."""
+        if any(faults for _, faults in looked):
+            return None
+        first, (asked, _) = given[0], looked[0]
+        (pending,) = self._pending_rows(call, linked, given[:1])
+        began = StartRequested(actor=first.actor)
+        others = [row.input for row in given[1:]]
+        decided = await self._decider.start_alike(linked.plan, pending, (began,), others)
+        if decided is None:
+            return None
+        made, works = decided
+        model = self._row(call, linked, first, asked, pending, made).admission
+        names = self._new_names(call.tenant, pending.created_at, len(others))
+        rows = [AlikeStart.of(model)]
+        for (run_id, stamp), row, (asked, _), work in zip(
+            names, given[1:], looked[1:], works, strict=True
+        ):
+            rows.append(AlikeStart(run_id, stamp.nonce, row.key, asked, row.input, work))
+        return AlikeRows(AlikeStarts(model, rows), linked.plan)
 
     def _pending_rows(self, call: GateCall, linked: Linked, given: Sequence[_Given]) -> list[Run]:
         """The runs of a batch before their first decision. They differ in little."""
@@ -864,21 +906,23 @@ def _asked(call: GateCall, subject: WorkflowId, body: JsonObject) -> str:
 
 
 def _in_steps(
-    rows: Iterable[StartRow], rows_max: int, values_max: int | None
+    rows: Sequence[StartRow], rows_max: int, first_max: int, values_max: int | None
 ) -> Iterator[list[StartRow]]:
     """The rows of a batch in parts of which each is small enough for one step of the store.
 
-    A row with labels takes a store as long as two without.
+    A row with labels takes a store as long as two without. Of many rows the first part is short:
+    the store begins with it while the others are prepared.
     """
     step: list[StartRow] = []
     size = values = 0
+    most = rows_max if len(rows) <= rows_max else first_max
     for row in rows:
         width = 2 if row.labels else 1
         count = 0 if values_max is None else _values_in(row.input, values_max)
         is_full = values_max is not None and values + count > values_max
-        if step and (is_full or size + width > rows_max):
+        if step and (is_full or size + width > most):
             yield step
-            step, size, values = [], 0, 0
+            step, size, values, most = [], 0, 0, rows_max
         step.append(row)
         size += width
         values += count

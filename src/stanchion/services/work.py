@@ -23,15 +23,18 @@ from typing import Any, Final, TypeVar
 from prometheus_client import CollectorRegistry, Counter
 
 from stanchion.core.events import Event, Started
+from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import Instant, Run, TenantId
 from stanchion.core.plan import Plan
 from stanchion.core.retry import WorkAllowance
 from stanchion.core.run import (
     DecisionTooLong,
+    begins_with_jobs,
     decide_all,
     start_like,
     start_model,
     starts_are_alike,
+    works_like,
 )
 from stanchion.core.transition import Transition
 from stanchion.ports.clock import Clock
@@ -491,6 +494,28 @@ class Decider:
                 self._charge(run, transition)
                 transitions.append(transition)
         return transitions
+
+    async def start_alike(
+        self, plan: Plan, run: Run, events: Sequence[Event], others: Sequence[JsonObject]
+    ) -> tuple[Transition, list[tuple[JsonValue, ...]]] | None:
+        """The first transition of a run, and what other runs with these inputs have of their own.
+
+        These are the inputs of their jobs; all else is the same in the transitions that ``decide``
+        returns for them. ``None`` if that is not so, or must be decided one by one.
+        """
+        work_max = None if self._executor is None else LOOP_WORK_MAX
+        if not begins_with_jobs(plan):
+            return None
+        made = self.decide_at_once(plan, run, events, run.created_at)
+        if made is None or not starts_are_alike(plan, made) or len(made.effects) > _FREE_EFFECTS:
+            return None
+
+        def works(given: JsonObject) -> tuple[JsonValue, ...] | None:
+            return works_like(plan, made, given, work_max=work_max)
+
+        found = await self.budget.done_each(run.tenant, works, others)
+        all_works = [each for each in found if each is not None]
+        return (made, all_works) if len(all_works) == len(others) else None
 
     def decide_at_once(
         self, plan: Plan, run: Run, events: Sequence[Event], now: Instant

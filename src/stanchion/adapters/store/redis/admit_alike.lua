@@ -17,23 +17,24 @@
 --             stamp                     up to the nonce
 --             record                    two texts around the fingerprint of a key's record
 --             jobs                      of each job of a run: what follows the run in its id, step,
---                                       topic, queue, its record up to its number and behind it
+--                                       topic, queue, its record up to its number and behind it;
+--                                       two texts around the run in the step, and four around the
+--                                       run, the run and the input in the job
 --             timers                    of each timer of a run: its name, due, what is stored
 --             timeline, lines           the timeline of a run, and the same as one JSON text
 --             created_at                of all runs, as text
 --        Then of each run its id, input and nonce, its key and the fingerprint if it has one, and
---        of each of its jobs the step and the job. What can be made of these is made here: a word
---        that is sent costs more than one that is joined from others.
+--        of each of its jobs the input. What can be made of these is made here: a word that is sent
+--        costs more than one that is joined from others.
 -- ANSWER {'admitted'}, or {'apart'} if each must be judged by itself: then nothing was written
 -- USES   time text budgets ready terms
 local ask = cmsgpack.unpack(ARGV[2])
 local count, tenant, whose = ask.count, ask.tenant, ask.whose
 local OF_RUN = 3 -- keys of a run
 local named = #KEYS - OF_RUN * count - (ask.follows and 1 or 0)
-local OF_JOB = 2 -- words of a job
 local first = 3 -- where the words of the runs begin
 local words = ask.is_keyed and 5 or 3 -- of a run, before those of its jobs
-local width = words + OF_JOB * #ask.jobs
+local width = words + #ask.jobs
 
 local function are_admitted()
   if now > tonumber(ARGV[1]) then
@@ -105,8 +106,8 @@ for i = 1, count do
     keys[2 * i] = ask.record[1] .. ARGV[at + 4] .. ask.record[2] .. id
   end
   for j, job in ipairs(ask.jobs) do
-    local word, name = at + words + OF_JOB * (j - 1), id .. job[1]
-    of_run[own + 2 * j], out[2 * j - 1] = ARGV[word], 'j:' .. name
+    local name, step, work = id .. job[1], job[7], job[8]
+    of_run[own + 2 * j], out[2 * j - 1] = step[1] .. id .. step[2], 'j:' .. name
     number = number + 1
     local nth = (i - 1) * #ask.jobs + j
     ready[2 * nth - 1] = 0
@@ -114,7 +115,7 @@ for i = 1, count do
     open[4 * nth - 3] = 's:' .. name
     open[4 * nth - 2] = job[5] .. cmsgpack.pack(number) .. job[6]
     open[4 * nth - 1] = 'w:' .. name
-    open[4 * nth] = ARGV[word + 1]
+    open[4 * nth] = work[1] .. id .. work[2] .. id .. work[3] .. ARGV[at + words + j - 1] .. work[4]
   end
   for t, timer in ipairs(ask.timers) do
     local nth = (i - 1) * #ask.timers + t

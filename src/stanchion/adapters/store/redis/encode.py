@@ -102,7 +102,6 @@ from stanchion.core.model import (
     Instant,
     Item,
     ItemKey,
-    Job,
     JobId,
     Run,
     RunId,
@@ -136,6 +135,7 @@ from stanchion.core.transition import (
 )
 from stanchion.ports.records import (
     Admission,
+    AlikeStarts,
     Commit,
     Result,
     StartTerms,
@@ -167,53 +167,29 @@ class EncodedAdmissions(NamedTuple):
 
 
 def encode_alike(
-    admissions: Sequence[Admission], *, follows: bool = False
+    starts: AlikeStarts, kinds: Sequence[tuple[object, ...]], *, follows: bool = False
 ) -> list[str | bytes] | None:
     """The arguments of ``admit_alike.lua`` for admissions of one tenant, without the time limit.
 
-    ``begin_alike`` holds for them; ``None`` if they differ in more than it allows here.
+    ``kinds`` are their jobs, from ``encode_kinds``; ``None`` if only some have a key.
     ``follows``: only if the last run of those before them was admitted.
     """
-    first = admissions[0]
-    run = first.run
-    of_run = len(run.id)
-    jobs = _jobs(first)
-    kinds = [(job.id[of_run:], job.step_id, job.topic, job.attempt_timeout_ms) for job in jobs]
-    size = len(first.fingerprint.encode())
+    first = starts.first
+    is_keyed, size = first.key is not None, len(first.fingerprint)
     rows: list[str | bytes] = []
-    for each in admissions:
-        if (each.key is None) is not (first.key is None):
+    for run_id, nonce, key, fingerprint, given, works in starts.rows:
+        if (key is not None) is not is_keyed or len(fingerprint) != size:
             return None
-        run_id, steps = each.run.id, each.run.steps
-        rows += (run_id, _encode(each.run.input), each.run.stamp.nonce)
-        if each.key is not None:
-            fingerprint = each.fingerprint.encode()
-            if len(fingerprint) != size:
-                return None
-            rows += (each.key, fingerprint)
-        nth = 0
-        for effect in each.transition.effects:
-            if isinstance(effect, DispatchJob):
-                job = effect.job
-                if nth == len(kinds):
-                    return None
-                suffix, step_id, topic, timeout_ms = kinds[nth]
-                if (
-                    job.id != run_id + suffix
-                    or job.step_id != step_id
-                    or job.topic != topic
-                    or job.attempt_timeout_ms != timeout_ms
-                ):
-                    return None
-                rows += (_encode(steps[step_id]), _encode(job))
-                nth += 1
-        if nth < len(kinds):
-            return None
-    common = _common_of_alike(first, jobs) | {"count": len(admissions), "follows": follows}
+        rows += (run_id, _encode(given), nonce)
+        if key is not None:
+            rows += (key, fingerprint)
+        for work in works:
+            rows.append(_encode(work))
+    common = _common_of_alike(first, kinds) | {"count": len(starts), "follows": follows}
     return [_pack(common), *rows]
 
 
-def _common_of_alike(first: Admission, jobs: Sequence[Job]) -> _Ask:
+def _common_of_alike(first: Admission, kinds: Sequence[tuple[object, ...]]) -> _Ask:
     """What runs that begin alike have in common: see ``admit_alike.lua``."""
     run, whose = first.run, sized(first.run.tenant)
     created = f"{run.created_at:016d}"
@@ -239,7 +215,7 @@ def _common_of_alike(first: Admission, jobs: Sequence[Job]) -> _Ask:
             _raw(b"\x93" + _pack("0") + _head(first.fingerprint)),
             _raw(_head(run.id)),
         ),
-        "jobs": [_kind_of_job(job, whose) for job in jobs],
+        "jobs": kinds,
         "timers": [
             (
                 each.timer.key,
@@ -257,19 +233,40 @@ def _common_of_alike(first: Admission, jobs: Sequence[Job]) -> _Ask:
     }
 
 
-def _kind_of_job(job: Job, whose: str) -> tuple[object, ...]:
-    """What the jobs of one step have in common, of runs that begin alike."""
-    # The record of ``part_jobs.lua``, around the number that the script gives the job.
-    rest: tuple[object, ...] = (0, "", job.topic, job.step_id, False, "", job.tenant)
-    rest = (*rest, job.attempt_timeout_ms or 0, 0, False)
-    return (
-        job.id.removeprefix(job.run_id),
-        job.step_id,
-        job.topic,
-        sized(job.topic) + whose,
-        _raw(_JOB_BEGINS),
-        _raw(_pack(rest)[1:]),
-    )
+def encode_kinds(first: Admission) -> list[tuple[object, ...]] | None:
+    """What the jobs of runs that begin alike have in common, job by job; see ``admit_alike.lua``.
+
+    ``None`` if the id of the first run is not where it is expected.
+    """
+    run, whose = first.run, sized(first.run.tenant)
+    kinds: list[tuple[object, ...]] = []
+    for effect in first.transition.effects:
+        if not isinstance(effect, DispatchJob):
+            continue
+        job = effect.job
+        # The record of ``part_jobs.lua``, around the number that the script gives the job.
+        rest: tuple[object, ...] = (0, "", job.topic, job.step_id, False, "", job.tenant)
+        rest = (*rest, job.attempt_timeout_ms or 0, 0, False)
+        suffix = job.id.removeprefix(run.id)
+        step = to_json(run.steps[job.step_id]).split(run.id)
+        # With its id in the place of its input: it is the third one in the text.
+        work = to_json(replace(job, input=run.id)).split(run.id)
+        if len(step) != 2 or len(work) != 4 or not work[2].endswith('"input":"'):  # noqa: PLR2004
+            return None
+        work[2], work[3] = work[2].removesuffix('"'), work[3].removeprefix('"')
+        kinds.append(
+            (
+                suffix,
+                job.step_id,
+                job.topic,
+                sized(job.topic) + whose,
+                _raw(_JOB_BEGINS),
+                _raw(_pack(rest)[1:]),
+                step,
+                work,
+            )
+        )
+    return kinds
 
 
 def _head(text: str) -> bytes:
@@ -286,10 +283,6 @@ def _raw(value: bytes) -> msgspec.Raw:
 
 _JOB_BEGINS: Final = bytes([0x90 + 14]) + _pack(("ready", 0, 0))[1:]
 """The record of a new job, a list of 14 values, up to its number."""
-
-
-def _jobs(admission: Admission) -> list[Job]:
-    return [each.job for each in admission.transition.effects if isinstance(each, DispatchJob)]
 
 
 def encode_admissions(

@@ -6,12 +6,12 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, assert_never
+from typing import Final, assert_never, overload
 
 from msgspec.structs import replace
 
 from stanchion.adapters.cursor import RunPage, read_cursor, write_cursor
-from stanchion.adapters.outcomes import begin_alike
+from stanchion.adapters.outcomes import alike_starts
 from stanchion.adapters.redis.client import RedisRequest, ask_all_in_time, ask_in_time
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.store.redis import decode, encode
@@ -62,6 +62,7 @@ from stanchion.ports.errors import BackendCorrupt
 from stanchion.ports.records import (
     EVERY_RUN,
     Admission,
+    AlikeStarts,
     BadCursor,
     Commit,
     CommitAnswer,
@@ -116,8 +117,27 @@ _MISSES: Final = {
 }
 
 
-class ReadyAdmissions(tuple[Admission, ...]):  # noqa: SLOT001 - it has attributes
+class ReadyAdmissions(Sequence[Admission]):
     """Admissions of one tenant, encoded for the script that may admit them."""
+
+    def __init__(self, admissions: Sequence[Admission]) -> None:
+        self.admissions = admissions
+
+    def __len__(self) -> int:
+        return len(self.admissions)
+
+    @overload
+    def __getitem__(self, place: int) -> Admission: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Admission]: ...
+    def __getitem__(self, place: int | slice) -> Admission | Sequence[Admission]:
+        return self.admissions[place]
+
+    @property
+    def run_ids(self) -> list[RunId]:
+        if isinstance(self.admissions, AlikeStarts):
+            return [row.run_id for row in self.admissions.rows]
+        return [each.run.id for each in self.admissions]
 
     alike: Sequence[Callable[[Instant], RedisRequest]] = ()
     """Requests for parts of them, in order, each by its time limit; empty if they differ."""
@@ -138,27 +158,32 @@ class RedisRuns(Sharded):
             return admissions
         prepared = ReadyAdmissions(admissions)
         if len(admissions) > 1:
-            prepared.alike = self._alike(admissions)
-        is_large = any(len(each.run.items) > _CHUNK for each in admissions)
-        if admissions and not prepared.alike and not is_large:
-            prepared.apart = self._encoded(admissions, {})
+            prepared.alike = self._alike(prepared)
+        if admissions and not prepared.alike:
+            admissions = prepared.admissions = tuple(admissions)
+            if not any(len(each.run.items) > _CHUNK for each in admissions):
+                prepared.apart = self._encoded(admissions, {})
         return prepared
 
-    def _alike(self, admissions: Sequence[Admission]) -> list[Callable[[Instant], RedisRequest]]:
+    def _alike(self, prepared: ReadyAdmissions) -> list[Callable[[Instant], RedisRequest]]:
         """The requests that admit runs that begin alike, each by its time limit; or none."""
-        if not begin_alike(admissions):
+        starts = alike_starts(prepared.admissions)
+        if starts is None:
             return []
-        tenant = admissions[0].run.tenant
+        tenant, runs = starts.first.run.tenant, prepared.run_ids
         shard = shard_of_tenant(tenant)
         keys, requests = self._shards.keys, list[Callable[[Instant], RedisRequest]]()
-        for first in range(0, len(admissions), _ALIKE_ROWS):
-            part = admissions[first : first + _ALIKE_ROWS]
-            words = encode.encode_alike(part, follows=first > 0)
+        kinds = encode.encode_kinds(starts.first)
+        if kinds is None:
+            return []
+        for first in range(0, len(starts), _ALIKE_ROWS):
+            part = starts[first : first + _ALIKE_ROWS]
+            words = encode.encode_alike(part, kinds, follows=first > 0)
             if words is None:
                 return []
-            more = keys.of_runs(_KEYS_OF_ALIKE, shard, [each.run.id for each in part])
+            more = keys.of_runs(_KEYS_OF_ALIKE, shard, runs[first : first + _ALIKE_ROWS])
             if first > 0:
-                more.append(keys.of_run(admissions[first - 1].run.id, "run"))
+                more.append(keys.of_run(runs[first - 1], "run"))
             requests.append(
                 self._shards.step_in_time(
                     "admit_alike", shard, words, tenant=tenant, more_keys=more
@@ -187,7 +212,7 @@ class RedisRuns(Sharded):
             return await self._admit_apart(asked, within_ms)
         begun_s = time.perf_counter()
         count = await self._admit_alike(asked, within_ms)
-        admitted = tuple(Admitted(each.run.id) for each in asked[:count])
+        admitted = tuple(map(Admitted, asked.run_ids[:count]))
         if count == len(asked):
             return admitted
         within_ms -= round((time.perf_counter() - begun_s) * 1000)
@@ -206,8 +231,8 @@ class RedisRuns(Sharded):
         replies = await ask_all_in_time(self._shards.client, slot, within_ms, admissions.alike)
         parts = next((n for n, each in enumerate(replies) if each != [b"admitted"]), len(replies))
         count = min(parts * _ALIKE_ROWS, len(admissions))
-        for each in admissions[:count]:
-            self._shards.remember(each.run.id, tenant)
+        for run_id in admissions.run_ids[:count]:
+            self._shards.remember(run_id, tenant)
         if count:
             self._shards.expect_jobs(shard, admissions[0].transition.effects)
         return count
@@ -215,7 +240,7 @@ class RedisRuns(Sharded):
     async def _admit_apart(
         self, admissions: ReadyAdmissions, within_ms: int
     ) -> tuple[Verdict, ...]:
-        first, *others = (each.run.id for each in admissions)
+        first, *others = admissions.run_ids
         tenant = admissions[0].run.tenant
         shard = shard_of_tenant(tenant)
         assert shard == shard_of_run(first), "an id begins with its tenant's shard"

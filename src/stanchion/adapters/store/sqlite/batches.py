@@ -11,15 +11,16 @@ Rows that are not alike, or of which one is known, refused or queued, are admitt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, overload
 
 from msgspec.structs import replace
 
-from stanchion.adapters.outcomes import begin_alike
+from stanchion.adapters.outcomes import alike_starts
 from stanchion.adapters.store.sqlite.codec import Origin, encode, encode_some, encode_text
 from stanchion.core.admission import Admitted, Verdict
+from stanchion.core.model import Job
 from stanchion.core.transition import DispatchJob, SetTimer
-from stanchion.ports.records import Admission
+from stanchion.ports.records import Admission, AlikeStart
 
 __all__ = ["AlikeRows", "PreparedAdmissions", "prepare_admissions"]
 
@@ -42,38 +43,43 @@ class AlikeRows(NamedTuple):
     """The answer if all are admitted."""
 
 
-class PreparedAdmissions(tuple[Admission, ...]):  # noqa: SLOT001 - it has attributes
+class PreparedAdmissions(Sequence[Admission]):
     """Admissions, and their encoded rows if they are alike."""
 
-    alike: AlikeRows | None = None
+    def __init__(self, admissions: Sequence[Admission]) -> None:
+        self._admissions = admissions
+        self.alike = _alike_rows(admissions)
+
+    def __len__(self) -> int:
+        return len(self._admissions)
+
+    @overload
+    def __getitem__(self, place: int) -> Admission: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Admission]: ...
+    def __getitem__(self, place: int | slice) -> Admission | Sequence[Admission]:
+        return self._admissions[place]
 
 
 def prepare_admissions(admissions: Sequence[Admission]) -> PreparedAdmissions:
     """See ``ports.store.Runs.prepare_admissions``."""
     if isinstance(admissions, PreparedAdmissions):
         return admissions
-    prepared = PreparedAdmissions(admissions)
-    prepared.alike = _alike_rows(admissions)
-    return prepared
+    return PreparedAdmissions(admissions)
 
 
 _EMPTY_INPUT: Final = b'{"input":{}'
 
 
 def _alike_rows(admissions: Sequence[Admission]) -> AlikeRows | None:
-    if not admissions:
+    starts = alike_starts(admissions)
+    if starts is None:
         return None
-    first = admissions[0]
-    if not begin_alike(admissions):
-        return None
-    keys = [each.key for each in admissions if each.key is not None]
-    runs = [each.run.id for each in admissions]
+    first, rows = starts.first, starts.rows
+    keys = [row.key for row in rows if row.key is not None]
+    runs = [row.run_id for row in rows]
     origin = encode(Origin.of(replace(first.run, input={})))
     assert origin.startswith(_EMPTY_INPUT), origin
-    rest = origin[len(_EMPTY_INPUT) :]
-    staged: list[tuple[object, ...]] = []
-    for number, each in enumerate(admissions):
-        _stage(each, number, rest, staged)
     timers = [
         (each.timer.step_id or "", each.timer.key, each.due, encode_text(each.timer))
         for each in first.transition.effects
@@ -81,48 +87,51 @@ def _alike_rows(admissions: Sequence[Admission]) -> AlikeRows | None:
     ]
     return AlikeRows(
         first,
-        len(admissions),
+        len(rows),
         encode_text(runs),
         encode_text(keys),
-        staged,
+        _staged(first, rows, origin[len(_EMPTY_INPUT) :]),
         encode_text(timers) if timers else None,
         tuple(map(Admitted, runs)),
     )
 
 
-def _stage(
-    admission: Admission, number: int, rest: bytes, staged: list[tuple[object, ...]]
-) -> None:
-    """Add a row for each job of a run. That of its first job has the columns of the run as well."""
-    run = admission.run
-    whose: tuple[object, ...] = (
-        run.id,
-        admission.key,
-        admission.fingerprint,
-        run.stamp.nonce,
-        b'{"input":' + encode(run.input) + rest,
-    )
-    for effect in admission.transition.effects:
-        if isinstance(effect, DispatchJob):
-            job = effect.job
-            staged.append(
-                (
-                    len(staged),
-                    number,
-                    *whose,
-                    job.id,
-                    job.topic,
-                    job.step_id,
-                    job.attempt,
-                    job.dispatch,
-                    job.max_deliveries,
-                    job.attempt_timeout_ms,
-                    encode_some(job.trace),
-                    encode(run.steps[job.step_id]),
-                    encode(job.input),
-                )
-            )
+def _jobs(admission: Admission) -> list[Job]:
+    return [each.job for each in admission.transition.effects if isinstance(each, DispatchJob)]
+
+
+def _staged(first: Admission, rows: Sequence[AlikeStart], rest: bytes) -> list[tuple[object, ...]]:
+    """A row for each job. That of the first job of a run has the columns of the run as well."""
+    kinds = [
+        (
+            job.id.removeprefix(first.run.id),
+            (
+                job.topic,
+                job.step_id,
+                job.attempt,
+                job.dispatch,
+                job.max_deliveries,
+                job.attempt_timeout_ms,
+                encode_some(job.trace),
+            ),
+            encode(first.run.steps[job.step_id]).split(first.run.id.encode()),
+        )
+        for job in _jobs(first)
+    ]
+    staged: list[tuple[object, ...]] = []
+    for number, row in enumerate(rows):
+        whose: tuple[object, ...] = (
+            row.run_id,
+            row.key,
+            row.fingerprint,
+            row.nonce,
+            b'{"input":' + encode(row.input) + rest,
+        )
+        for (suffix, kind, state), work in zip(kinds, row.works, strict=True):
+            job_id, text = row.run_id + suffix, row.run_id.encode().join(state)
+            staged.append((len(staged), number, *whose, job_id, *kind, text, encode(work)))
             whose = _OF_ANOTHER_JOB
+    return staged
 
 
 _OF_ANOTHER_JOB: Final = (None,) * 5
