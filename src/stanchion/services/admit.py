@@ -22,7 +22,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeAlias, TypeVar, assert_never, overload
 
 import msgspec
