@@ -9,6 +9,8 @@ of the registers is judged: the owner of a lease can write, and a fence has one 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -19,10 +21,11 @@ from stanchion.leases import LeaseNotGranted, Leases
 from stanchion.leases.backend import LazyLocks
 from stanchion.leases.holder import LeaseHolder
 from stanchion.leases.waiting import DEFAULT_RETRY
+from stanchion.ports.locks import AcquireAnswer, Granted, LockReleased, LockView, NotOwned, Renewed
 from stanchion.ports.turns import Place, Turns
 from stanchion.services.renewal import Lease
 from stanchion.sim import invariants as must
-from stanchion.sim.lock_ledger import ObservedHold
+from stanchion.sim.lock_ledger import NEVER_S, ObservedHold
 from stanchion.sim.loop import LoopClock, Process, VirtualLoop
 from stanchion.sim.network import BOUND_S, SimLink
 from stanchion.sim.replica import SeededEntropy
@@ -35,6 +38,8 @@ USERS: Final = 3
 _NAMES: Final = ("ledger", "report")
 _TTL_S: Final = 3.0
 _PAUSE_S_MAX: Final = 8.0
+_HEARD_S: Final = 5.0
+"""After this time without a failed call a user knows that the lock server is available."""
 _RISKS: Final = (Risk.HIGH, Risk.HIGH, Risk.CRITICAL, Risk.STANDARD)
 
 
@@ -44,8 +49,47 @@ class TurnsPort(LockPort):
     def __init__(self, link: SimLink, server: LockServer, watcher: LockWatcher) -> None:
         super().__init__(link, server, watcher)
         self.real = server.real
+        self.releases = 0
+        self.silent_at_s = NEVER_S
+        """When a call was last not answered."""
+        self.tickets: set[str] = set()
+        """Tokens of waiters that have joined a queue, and not left it. A grant removes them."""
+
+    async def acquire(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
+    ) -> AcquireAnswer:
+        with self._heard():
+            answer = await super().acquire(
+                name, token, ttl_ms=ttl_ms, within_ms=within_ms, floor=floor
+            )
+        if isinstance(answer, Granted):
+            self.tickets.discard(token)
+        return answer
+
+    async def renew(
+        self, name: str, token: str, *, ttl_ms: int, within_ms: int
+    ) -> Renewed | NotOwned:
+        with self._heard():
+            return await super().renew(name, token, ttl_ms=ttl_ms, within_ms=within_ms)
+
+    async def inspect(self, name: str) -> LockView | None:
+        with self._heard():
+            return await super().inspect(name)
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.silent_at_s = asyncio.get_running_loop().time()
+            raise
+
+    async def release(self, name: str, token: str, *, within_ms: int) -> LockReleased | NotOwned:
+        self.releases += 1
+        return await super().release(name, token, within_ms=within_ms)
 
     async def join(self, name: str, token: str, *, ticket_ms: int, within_ms: int) -> Place:
+        self.tickets.add(token)
         return await self.link.ask(
             "join",
             lambda: at_once(self.real.join(name, token, ticket_ms=ticket_ms, within_ms=within_ms)),
@@ -58,6 +102,7 @@ class TurnsPort(LockPort):
         return False
 
     async def leave(self, name: str, token: str, *, within_ms: int) -> None:
+        self.tickets.discard(token)
         await self.link.ask(
             "leave", lambda: at_once(self.real.leave(name, token, within_ms=within_ms))
         )
@@ -89,6 +134,7 @@ class LeaseUsers:
         self.registers = {name: Register() for name in _NAMES}
         self._is_over = False
         self._open: list[Leases] = []
+        self._ports: dict[str, TurnsPort] = {}
 
     def begin(self) -> None:
         """Start all users."""
@@ -132,7 +178,8 @@ class LeaseUsers:
             world.weather,
         )
         world.user_links.append(link)
-        leases = _leases(TurnsPort(link, world.locks, world.ledger.locks), clock, process.name)
+        port = self._ports[process.name] = TurnsPort(link, world.locks, world.ledger.locks)
+        leases = _leases(port, clock, process.name)
         self._open.append(leases)
         hold_number = 0
         while not self._is_over:
@@ -142,6 +189,11 @@ class LeaseUsers:
                 await self._hold(process, clock, leases, name, chance, hold_number)
             except (LeaseNotGranted, LeaseLost) as error:
                 world.history.tell(f"{process.name} {type(error).__name__}: {error}")
+                is_kept = isinstance(error, LeaseNotGranted) and port.tickets
+                said = [f"{process.name} waits no more for {name}, and keeps its ticket"]
+                world.history.check("what is held is given back", said if is_kept else [])
+            # Those of holds that went on without a lease expire.
+            port.tickets.clear()
             await asyncio.sleep(chance.random())
         await leases.close()
 
@@ -163,6 +215,8 @@ class LeaseUsers:
             order=chance.choice(("fifo", "fifo", "jitter")),
             floor=register.highest,
         )
+        port = self._ports[process.name]
+        before, is_owned = port.releases, False
         async with hold as lease:
             held = ObservedHold(
                 process, lease, DEFAULT_POLICIES[risk], since_s, is_closed=False, clock=clock
@@ -172,7 +226,13 @@ class LeaseUsers:
             try:
                 await self._work(lease, held, register, chance, f"{process.name}/{number}")
             finally:
+                # While the lock server does not answer, releases wait until it does.
+                is_heard = asyncio.get_running_loop().time() > port.silent_at_s + _HEARD_S
+                is_owned = is_heard and world.ledger.locks.is_owner(held)
                 world.ledger.locks.let_go(held)
+        is_kept = is_owned and lease.lost is None and port.releases == before
+        said = [f"{process.name} has ended its hold of {name}, and did not release it"]
+        world.history.check("what is held is given back", said if is_kept else [])
 
     async def _work(
         self, lease: Lease, held: ObservedHold, register: Register, chance: Random, who: str
