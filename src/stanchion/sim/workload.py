@@ -49,6 +49,8 @@ from stanchion.worker.renewal import HeldJob
 CAPS: Final = {"acme": 3, "globex": 2, "quiet": 50}
 PINS: Final = {"globex": {WorkflowId("three"): 1, WorkflowId("nested"): 1}}
 """The shared workflows that tenants pin. At first, only acme has workflows of its own."""
+_CANCELLED_S: Final = 1.0
+"""A worker knows within this time that a deadline has passed."""
 _FULL: Final = frozenset({"max_concurrent_runs_reached", "queue_full"})
 _ERRORS: Final[dict[str, type[CallFailed]]] = {
     **dict.fromkeys(_FULL, TenantFull),
@@ -148,8 +150,12 @@ class Hands:
         if job.topic == "quick":
             # All at the same time, so that their results collide.
             takes_s = 0.02 * self.slowness
+        lost_at: tuple[float, int] | None = None
         for quarter in range(4):
             await asyncio.sleep(takes_s / 4)
+            if job.lost is not None:
+                lost_at = lost_at or (asyncio.get_running_loop().time(), self.process.pauses)
+                self._goes_on(job, *lost_at)
             if quarter % 2:
                 job.usage(tokens=1 + int(4 * fate))
             if job.lost is None:
@@ -159,6 +165,13 @@ class Hands:
         if isinstance(sent, Fails):
             raise FinalError(sent.message) if sent.is_final else JobFailed(sent.message)
         return sent
+
+    def _goes_on(self, job: Job, lost_at_s: float, pauses: int) -> None:
+        """Check that a handler is cancelled soon after its lease was lost."""
+        late_s = asyncio.get_running_loop().time() - lost_at_s
+        is_wrong = late_s > _CANCELLED_S and pauses == self.process.pauses
+        said = f"the handler of {job.job_id} goes on {late_s:.1f} s after it lost its lease"
+        self._ledger.history.check("handlers stop with their lease", [said] if is_wrong else [])
 
     def _believes(self, job: Job, since_s: float) -> None:
         hold = getattr(job, "_hold", None)
