@@ -154,7 +154,7 @@ def queue(api: Api) -> None:
         started[answer["run_id"]] = who
     with stanchion.Client(api.url, tenant=TENANT) as client:
         run = client.start("research", body["input"], fairness_key="blue", wait=True)
-    print("  blue's next start, by the SDK with wait=True, returned when its run had a slot.")
+    print("  blue's next start, by the SDK with wait=True, returned once it had a slot.")
     started[run.run_id] = "blue"
     ended = [api.call("GET", f"/v1/runs/{run_id}?wait=30") for run_id in started]
     if any(run["status"] != "succeeded" for run in ended):

@@ -25,7 +25,7 @@ FOUND_ON = {
     "late-grant": (0, "nothing after its deadline"),
     "late-admit": (0, "nothing after its deadline"),
     "known-key-told-full": (22, "a known key is replayed"),
-    "refusal-kept": (4, "no refusal is older than its caller"),
+    "refusal-kept": (77, "no refusal is older than its caller"),
     "forget-the-waiter": (0, "no slot idles while a run waits"),
     "promote-twice": (0, "who waits is in the queue"),
     "last-come-first-served": (12, "nobody overtakes"),
