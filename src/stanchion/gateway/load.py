@@ -21,13 +21,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 from weakref import WeakValueDictionary
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from stanchion.core.model import TenantId
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, RequestRefused, unavailable_after_ms
 from stanchion.gateway.route import Route
-from stanchion.services.signals import LoopHistogram
 from stanchion.wire.problems import Code
 
 if TYPE_CHECKING:
@@ -408,7 +407,7 @@ class RequestSignals:
     """The histogram of requests. Label children are bound once: a look-up costs more."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._seconds = LoopHistogram(
+        self._seconds = Histogram(
             "stanchion_http_request_seconds",
             "Time from a request's head to the end of its answer, waits included.",
             ["method", "route", "status"],
@@ -429,7 +428,8 @@ class RequestSignals:
             kind = status // 100
             child = bound.get(kind)
             if child is None:
-                child = bound[kind] = self._seconds.series(method, path, f"{kind}xx").observe
+                labels = self._seconds.labels(method=method, route=path, status=f"{kind}xx")
+                child = bound[kind] = labels.observe
             child(seconds)
 
         return observe
