@@ -127,7 +127,7 @@ class PreparedRow(msgspec.Struct, Generic[_Refusal_co], frozen=True):
     """Why it cannot be started, unless its key has a run: its admission has no version in force."""
 
 
-class AlikeRows(Sequence[PreparedRow[_Refusal_co]]):
+class PreparedAlike(Sequence[PreparedRow[_Refusal_co]]):
     """Starts of a batch that begin alike, none of them refused. Each is made when it is read."""
 
     def __init__(self, starts: AlikeStarts, plan: Plan) -> None:
@@ -140,10 +140,12 @@ class AlikeRows(Sequence[PreparedRow[_Refusal_co]]):
     @overload
     def __getitem__(self, place: int) -> PreparedRow[_Refusal_co]: ...
     @overload
-    def __getitem__(self, place: slice) -> AlikeRows[_Refusal_co]: ...
-    def __getitem__(self, place: int | slice) -> PreparedRow[_Refusal_co] | AlikeRows[_Refusal_co]:
+    def __getitem__(self, place: slice) -> PreparedAlike[_Refusal_co]: ...
+    def __getitem__(
+        self, place: int | slice
+    ) -> PreparedRow[_Refusal_co] | PreparedAlike[_Refusal_co]:
         if isinstance(place, slice):
-            return AlikeRows(self.starts[place], self.plan)
+            return PreparedAlike(self.starts[place], self.plan)
         return PreparedRow(self.starts[place], self.plan)
 
 
@@ -449,7 +451,9 @@ class Admitter:
             # The store gets the next rows of the batch before these are told.
             for _ in range(_TURNS_TO_SEND):
                 await asyncio.sleep(0)
-        if isinstance(known, AlikeRows) and {*map(type, verdicts.values())} == {judged.Admitted}:
+        if isinstance(known, PreparedAlike) and {*map(type, verdicts.values())} == {
+            judged.Admitted
+        }:
             self._tell_alike(known)
             status = known.starts.first.run.status
             return [RunStarted(row.run_id, status, replayed=False) for row in known.starts.rows]
@@ -710,7 +714,7 @@ class Admitter:
         if is_changed:
             bus.ring(Bell.CHANGED, tenant)
 
-    def _tell_alike(self, rows: AlikeRows[Any]) -> None:
+    def _tell_alike(self, rows: PreparedAlike[Any]) -> None:
         """The same for starts that begin alike, all of which got a run: none has ended."""
         starts, plan, bus = rows.starts, rows.plan, self._context.bus
         if self._on_alike_admitted is not None:

@@ -58,7 +58,7 @@ from stanchion.core.settings import Settings
 from stanchion.core.steps.foreach import TOO_MANY_ITEMS
 from stanchion.core.transition import Transition
 from stanchion.ports.records import Admission, AlikeStart, AlikeStarts
-from stanchion.services.admit import Admitter, AlikeRows, GateCall, PreparedRow, PreparedStart
+from stanchion.services.admit import Admitter, GateCall, PreparedAlike, PreparedRow, PreparedStart
 from stanchion.services.context import ReplicaContext
 from stanchion.services.gate_answers import (
     GateFailed,
@@ -363,7 +363,9 @@ class Gate:
             linked = await self._plans.newest(call.tenant, call.workflow_id)
             rows = await self._prepared_rows(call, linked, given)
             await asyncio.sleep(0)  # the rows before these may be sent
-            asked = rows.starts if isinstance(rows, AlikeRows) else [row.admission for row in rows]
+            asked = (
+                rows.starts if isinstance(rows, PreparedAlike) else [row.admission for row in rows]
+            )
             return rows, self._context.store.prepare_admissions(asked)
 
         def are_behind_the_last_slot() -> bool:
@@ -471,7 +473,7 @@ class Gate:
         linked: Linked,
         given: Sequence[_Given],
         looked: Sequence[tuple[str, tuple[Fault, ...]]],
-    ) -> AlikeRows[NotStarted] | None:
+    ) -> PreparedAlike[NotStarted] | None:
         """What the store is asked for rows that begin alike; ``None`` if some do not."""
         if any(faults for _, faults in looked):
             return None
@@ -490,7 +492,7 @@ class Gate:
             names, given[1:], looked[1:], works, strict=True
         ):
             rows.append(AlikeStart(run_id, stamp.nonce, row.key, asked, row.input, work))
-        return AlikeRows(AlikeStarts(model, rows), linked.plan)
+        return PreparedAlike(AlikeStarts(model, rows), linked.plan)
 
     def _pending_rows(self, call: GateCall, linked: Linked, given: Sequence[_Given]) -> list[Run]:
         """The runs of a batch before their first decision. They differ in little."""
