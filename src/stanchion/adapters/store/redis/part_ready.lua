@@ -4,7 +4,7 @@
 --   queued(job_id, number, topic, tenant)      the entry of a job in the queue
 --   join(topic, tenant)                        adds the tenant to the ring, unless it is there
 -- A tenant is in the ring of a topic while it has a job in the queue. Revoking a job does not
--- update the ring; a lease that finds no job removes the tenant.
+-- update the ring; a lease or a look (ready_tenants) that finds no job removes the tenant.
 local function numbers(count)
   return redis.call('HINCRBY', key.counters, 'job', count) - count
 end
