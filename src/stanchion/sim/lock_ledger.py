@@ -205,6 +205,10 @@ class LockLedger:
         is_borrowed = fence > now * 1_000
         said = [f"{name}: fence {fence} was given out a second time"]
         check("fences rise", [] if whose == token or is_borrowed else said)
+        if whose != token:
+            # What its first owner was told is not about this one.
+            self._fences[name][fence] = token
+            self._not_owned.discard((name, fence))
         self._holders[name] = _Holder(token, fence, Instant(now + ttl_ms))
         self.history.tell(f"locks  {name} granted with fence {fence}")
         self._look_at_believers(name)

@@ -326,6 +326,8 @@ class EscalationRecord:
     _was_up: bool = False
     _noise_at: int = _LONG_AGO
     _probes_ok: int = 0
+    _unknown_at: int = _LONG_AGO
+    """When a boundary was passed whose verdict is not known. The replica may evaluate it later."""
 
     def counted(self, counts: dict[str, int]) -> None:
         """The replica is about to count something."""
@@ -352,7 +354,10 @@ class EscalationRecord:
             for each in range(first, end + 1, slice_ms)
         ]
         check = self.history.check
-        if not self._was_up and None not in verdicts:
+        if None in verdicts:
+            self._unknown_at = now
+        is_unknown = is_up and not any(verdicts) and now - self._unknown_at <= _LOOK_MS_MAX
+        if not self._was_up and None not in verdicts and not is_unknown:
             said = must.escalation_follows(self.process.name, is_up=is_up, must_trip=any(verdicts))
             # The replica evaluates at its next look.
             if is_up or not any(verdicts):
