@@ -11,7 +11,6 @@ from statistics import median
 from typing import Final
 
 import msgspec
-from msgspec.structs import replace
 
 from bench.loadgen import Load, send
 from bench.pace import Pace
@@ -63,10 +62,7 @@ def _against_echo(name: str, site: Site, echo: str, pace: Pace) -> Row:
 
 
 def _batches(name: str, site: Site, pace: Pace) -> Row:
-    """One caller with batches against 64 callers with single starts, alternately.
-
-    Each row of a batch must have an idempotency key, so single starts have one as well.
-    """
+    """One caller with batches against 64 callers with single starts, alternately."""
     keys = iter(range(10_000_000))
     given = msgspec.json.decode(BODY)["input"]
 
@@ -84,10 +80,7 @@ def _batches(name: str, site: Site, pace: Pace) -> Row:
 
     started_per_s()  # warm up
     pairs = [
-        (
-            started_per_s(),
-            send(replace(start_load(site.url, pace.seconds), keys=True)).only("200").per_s,
-        )
+        (started_per_s(), send(start_load(site.url, pace.seconds)).only("200").per_s)
         for _ in range(pace.rounds)
     ]
     ratios = [batched / single for batched, single in pairs]
