@@ -67,6 +67,9 @@ async def test_workers_are_listed_for_those_who_may_see_them(guarded_house: Hous
     operator = await house.make_key("operator", "b")
     own = (await house.ask("GET", "/v1/admin/workers", key=operator)).json["workers"]
     assert [each["worker_id"] for each in own] == ["w-b"]
+    # Workers for all tenants serve a tenant too; only a key for all tenants sees them.
+    served = (await house.ask("GET", "/v1/admin/workers", key=ADMIN, tenant="b")).json["workers"]
+    assert [each["worker_id"] for each in served] == ["w-*", "w-b"]
     page = await house.ask("GET", "/v1/admin/workers?limit=2", key=ADMIN, tenant="*")
     rest = await house.ask("GET", f"/v1/admin/workers?cursor={page.json['cursor']}", key=ADMIN)
     assert [each["worker_id"] for each in rest.json["workers"]] == ["w-b"]

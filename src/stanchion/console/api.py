@@ -143,6 +143,7 @@ class Api:
             actor=caller.actor,
             role=caller.role,
             key_id=caller.key_id,
+            is_for_all=caller.is_for_all,
             params=params,
             query=read_query(query, route.query or NoQuery),
             body=_body(route, raw),

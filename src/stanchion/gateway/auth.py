@@ -65,6 +65,8 @@ class Caller(msgspec.Struct, frozen=True):
     actor: str
     role: Role = Role.ADMIN
     key_id: str | None = None
+    is_for_all: bool = False
+    """Whether the key is for all tenants, also if the request names one."""
 
 
 class Auth:
@@ -147,7 +149,9 @@ def authorised(holder: KeyHolder, named: bytes | None, route: Route) -> Caller:
     only = _only(holder, named)
     if named is None and route.scope in _ONE_UNLESS_NAMED:
         only = only or DEFAULT_TENANT
-    return Caller(only or DEFAULT_TENANT, only, holder.actor, holder.role, holder.key_id)
+    is_for_all = holder.tenant == ALL_TENANTS
+    tenant = only or DEFAULT_TENANT
+    return Caller(tenant, only, holder.actor, holder.role, holder.key_id, is_for_all)
 
 
 _OWN_SITE: Final = frozenset({b"same-origin", b"none"})

@@ -326,6 +326,7 @@ class _RouteRunner:
             actor=caller.actor,
             role=caller.role,
             key_id=caller.key_id,
+            is_for_all=caller.is_for_all,
             params=exchange.scope["path_params"],
             query=query,
             body=body,

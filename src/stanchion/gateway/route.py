@@ -97,6 +97,8 @@ class Call(msgspec.Struct, Generic[_Body, _Query]):
     """The caller's trace context; ``None`` while traces are off."""
     key_id: str | None = None
     """The caller's key, for work that must end with it."""
+    is_for_all: bool = False
+    """Whether the caller's key is for all tenants, also if the request names one."""
 
     def audit(
         self,

@@ -112,10 +112,12 @@ async def list_replicas(call: Call[NoBody, Paging]) -> Reply:
 async def list_workers(call: Call[NoBody, Paging]) -> Reply:
     """List the workers that called in the last ten minutes, by tenant and name."""
     seen = _merged(await call.services.replicas.read())
+    # Workers for all tenants serve the one that was named, but are shown to keys for all only.
+    shown = {call.only, None} if call.is_for_all else {call.only}
     named = [
         (f"{worker.tenant or ALL_TENANTS} {worker.worker_id}", _worker_row(worker))
         for worker in seen
-        if call.only in {None, worker.tenant}
+        if call.only is None or worker.tenant in shown
     ]
     return Reply(WorkerList(*_page(sorted(named, key=lambda each: each[0]), call.query)))
 
