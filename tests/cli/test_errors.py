@@ -250,6 +250,16 @@ HINTS = [
         problem(404, "not_found", detail="there is no step 'nostep' of run '07-01h'"),
         ["stanchion run show 07-01h"],
     ),
+    (
+        ("workflow", "show", "flow", "--version", "9", "--tenant", "acme"),
+        problem(404, "not_found", detail="there is no version 9 of workflow 'flow': …"),
+        ["stanchion workflow show flow --tenant acme"],
+    ),
+    (
+        ("workflow", "show", "flow", "--version", "9", "--shared"),
+        problem(404, "not_found", detail="there is no version 9 of shared workflow 'flow': …"),
+        ["stanchion workflow show flow --shared"],
+    ),
     (("job", "show", "07-01h:a@1"), problem(404, "not_found"), ["stanchion run show 07-01h"]),
     (("job", "show", "x"), problem(404, "not_found"), ["stanchion run list"]),
     (
@@ -485,7 +495,7 @@ def test_an_empty_list_of_one_tenant_says_that_there_are_others(
 def test_a_key_that_was_refused_is_not_asked_for_again(cli: Cli, server: Script) -> None:
     server.says(problem(401, "unauthenticated"))
     outcome = cli("run", "list", "--api-key", "sk_old")
-    assert "the key is unknown or revoked" in outcome.err
+    assert "the key is unknown or revoked, or has expired" in outcome.err
     assert "sk_old" not in outcome.err
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from stanchion.cli import session
 from stanchion.cli.errors import Exit
-from stanchion.core.model import RunStatus
+from stanchion.core.model import RunStatus, WorkflowSource
 from stanchion.core.rerun import RerunAction, RerunVersion
 from stanchion.wire import admin, runs
 from tests.cli.cases import BATCH
@@ -307,6 +307,10 @@ def test_a_dry_run_of_a_rerun_says_what_would_happen_in_80_columns(
     assert "Idempotency-Key" not in request.headers
     again = cli("run", "rerun", "07-01h", "--only", "failed_items", "--dry-run")
     assert again == seen  # the API's spelling
+    shared = runs.RerunPlan("07-01h", "research", 4, RerunVersion.NEWEST, {}, WorkflowSource.SHARED)
+    server.says(Said(shared))
+    newest = cli("run", "rerun", "07-01h", "--version", "newest", "--dry-run")
+    assert newest.out.splitlines()[1] == "workflow  research@4 (shared)"
 
 
 @pytest.mark.parametrize("command", [("run", "start"), ("schedule", "trigger")])

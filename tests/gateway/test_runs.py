@@ -473,6 +473,7 @@ async def test_a_rerun_of_failed_items_says_before_and_after_what_it_keeps(house
         "rerun_of": run_id,
         "workflow_id": "list",
         "workflow_version": 1,
+        "workflow_source": "own",
         "version": "same",
         "steps": {
             "each": {"action": "runs_again", "items_reused": 2, "items_run_again": 1},
@@ -638,6 +639,7 @@ async def test_a_rerun_takes_another_version_or_input(house: House) -> None:
     )
     assert (plan.json["workflow_version"], plan.json["version"]) == (2, "newest")
     assert plan.json["steps"]["other"]["action"] == "runs_again"
+    assert plan.json["workflow_source"] == "own"
     headers = [("idempotency-key", "again")]
     body = {"version": "newest", "input": {"more": 1}}
     first = await house.ask("POST", path, body, headers=headers)

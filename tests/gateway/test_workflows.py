@@ -56,7 +56,11 @@ async def test_the_same_workflow_keeps_its_version_and_another_gets_the_next(hou
     assert newest.json["version"] == 2
     first = await house.ask("GET", f"{path}?version=1")
     assert first.json["definition"]["steps"] == {"only": {"topic": "work"}}
-    assert (await house.ask("GET", f"{path}?version=3")).status == 404
+    later = await house.ask("GET", f"{path}?version=3")
+    there = "there is no version 3 of workflow 'one-step': version 2 is in force"
+    assert (later.status, later.json["detail"]) == (404, there)
+    absent = await house.ask("GET", "/v1/workflows/absent?version=3")
+    assert (absent.status, absent.json["detail"]) == (404, "there is no such workflow")
 
 
 async def test_what_is_wrong_with_a_file_is_said_place_by_place(house: House) -> None:
@@ -217,6 +221,17 @@ async def test_every_tenant_runs_a_shared_workflow_by_own_pin_or_newest(house: H
     ]
 
 
+async def test_a_planned_rerun_names_the_source_of_its_workflow(house: House) -> None:
+    await _share(house, "flow", only={"topic": "t"})
+    run_id = (await house.ask("POST", "/v1/workflows/flow/runs", {})).json["run_id"]
+    assert (await house.ask("POST", f"/v1/runs/{run_id}/cancel")).status == 200
+    await house.ask("PUT", "/v1/workflows/flow", ONE_STEP)
+    for version, source in (("same", "shared"), ("newest", "own")):
+        asked = {"version": version, "dry_run": True}
+        plan = (await house.ask("POST", f"/v1/runs/{run_id}/rerun", asked)).json
+        assert (plan["workflow_version"], plan["workflow_source"]) == (1, source)
+
+
 async def test_what_is_missing_of_a_shared_workflow_is_named(house: House) -> None:
     await house.ask("PUT", "/v1/workflows/inner", ONE_STEP)
     body = {"steps": {"sub": {"workflow": "inner"}}}
@@ -228,7 +243,9 @@ async def test_what_is_missing_of_a_shared_workflow_is_named(house: House) -> No
     for path in ("flow", "flow?version=1", "flow/usage"):
         assert (await house.ask("GET", f"/v1/shared/workflows/{path}")).status == 404
     await _share(house, "flow", only={"topic": "t"})
-    assert (await house.ask("GET", "/v1/shared/workflows/flow?version=2")).status == 404
+    later = await house.ask("GET", "/v1/shared/workflows/flow?version=2")
+    there = "there is no version 2 of shared workflow 'flow': version 1 is in force"
+    assert (later.status, later.json["detail"]) == (404, there)
     for pins, path in (({"flow": 2}, "workflows.flow"), ({"none": 1}, "workflows.none")):
         answer = await house.ask("PUT", "/v1/admin/tenants/acme", {"workflows": pins})
         assert (answer.status, answer.code) == (422, "invalid_request")

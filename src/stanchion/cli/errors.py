@@ -265,7 +265,8 @@ def _fix(problem: Mapping[str, Any], code: str, path: str, caller: CallContext) 
 
 def _authenticated(caller: CallContext) -> str:
     if caller.has_key:
-        wrong = "the key is unknown or revoked: check --api-key or STANCHION_API_KEY"
+        cause = "the key is unknown or revoked, or has expired"
+        wrong = f"{cause}: check --api-key or STANCHION_API_KEY"
     else:
         wrong = "give a key with --api-key or STANCHION_API_KEY"
     return f"{wrong}; if no admin key is left, restart the server with STANCHION_ADMIN_KEY set"
@@ -300,6 +301,9 @@ def _found(detail: str, path: str, caller: CallContext) -> str | None:
     parts = path.split("/")
     if path.startswith("/v1/runs/") and ("no step" in detail or detail == _NO_STEP):
         return f"see the run's steps: stanchion run show {parts[3]}{caller.flags}"
+    if "there is no version" in detail:
+        flag = " --shared" if parts[2] == "shared" else ""
+        return f"see the one in force: stanchion workflow show {parts[-1]}{flag}{caller.flags}"
     if path.startswith("/v1/jobs/"):
         run_id, colon, _ = unquote(parts[3]).partition(":")
         look = f"show {run_id}" if colon else "list"

@@ -256,7 +256,7 @@ def rerun_lines(plan: dict[str, Any]) -> Iterator[str]:
     yield from pairs(
         [
             ("rerun of", cell(plan["rerun_of"])),
-            ("workflow", f"{cell(plan['workflow_id'])}@{plan['workflow_version']}"),
+            ("workflow", _versioned(plan["workflow_id"], plan["workflow_version"], plan)),
             ("version", cell(plan["version"])),
         ]
     )

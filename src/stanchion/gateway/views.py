@@ -374,7 +374,8 @@ def rerun_plan(answer: RerunPreview, version: RerunVersion) -> RerunPlan:
     return RerunPlan(
         rerun_of=answer.old.id,
         workflow_id=answer.old.workflow_id,
-        workflow_version=answer.workflow_version,
+        workflow_version=answer.new.workflow_version,
+        workflow_source=answer.new.workflow_source,
         version=version,
         steps={
             step_id: RerunStepPlan(each.action, each.items_reused, each.items_run_again)

@@ -117,7 +117,8 @@ class RerunPreview(msgspec.Struct, frozen=True):
     """What a rerun would do with each step."""
 
     old: Run
-    workflow_version: int
+    new: Run
+    """The run that it would start. It is not stored."""
     steps: dict[StepId, RerunStep]
 
 
@@ -308,7 +309,7 @@ class Gate:
             if faults:
                 return InvalidInput(faults)
             plan, pending = linked.plan, self._pending(tenant, linked, given)
-        return RerunPreview(old, pending.workflow_version, preview(plan, old, pending))
+        return RerunPreview(old, pending, preview(plan, old, pending))
 
     async def submit(
         self,

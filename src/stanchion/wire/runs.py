@@ -107,6 +107,7 @@ class RerunPlan(msgspec.Struct, frozen=True):
     workflow_version: int
     version: RerunVersion
     steps: dict[str, RerunStepPlan]
+    workflow_source: WorkflowSource = WorkflowSource.OWN
 
 
 class CancelRun(_Request, frozen=True, kw_only=True):
@@ -537,7 +538,7 @@ class StartBulk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The members of the query of `GET /v1/runs`; lists where that repeats one."""
     dry_run: bool = False
     """Only say how many runs match, by tenant."""
-    rate_per_s: Annotated[float, Meta(ge=0.1, le=1000)] = 50
+    rate_per_s: Annotated[float, Meta(ge=0.1, le=1000)] = 50.0
     """Runs that are acted on each second."""
 
 

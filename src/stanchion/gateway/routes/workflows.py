@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -133,13 +134,13 @@ async def list_shared_workflows(call: Call[NoBody, Paging]) -> Reply:
 async def get_workflow(call: Call[NoBody, OfSource]) -> Reply | Refusal:
     """One workflow, own or shared, in the version in force or the one asked for."""
     query = call.query
-    stored = await call.services.store.workflow(
-        call.tenant,
-        WorkflowId(call.params["workflow_id"]),
-        version=query.version,
-        source=query.source,
-    )
-    return not_found("workflow") if stored is None else Reply(_view(stored))
+    workflow_id = WorkflowId(call.params["workflow_id"])
+    read = partial(call.services.store.workflow, call.tenant, workflow_id, source=query.source)
+    stored = await read(version=query.version)
+    if stored is None:
+        in_force = None if query.version is None else await read()
+        return _no_version("workflow", query.version, in_force)
+    return Reply(_view(stored))
 
 
 @ROUTES.add(
@@ -151,10 +152,23 @@ async def get_workflow(call: Call[NoBody, OfSource]) -> Reply | Refusal:
 )
 async def get_shared_workflow(call: Call[NoBody, AtVersion]) -> Reply | Refusal:
     """One shared workflow, in its newest version or the one asked for."""
-    stored = await call.services.store.shared_workflow(
-        WorkflowId(call.params["workflow_id"]), version=call.query.version
-    )
-    return not_found("shared workflow") if stored is None else Reply(_view(stored))
+    workflow_id, version = WorkflowId(call.params["workflow_id"]), call.query.version
+    stored = await call.services.store.shared_workflow(workflow_id, version=version)
+    if stored is None:
+        newest = None
+        if version is not None:
+            newest = await call.services.store.shared_workflow(workflow_id)
+        return _no_version("shared workflow", version, newest)
+    return Reply(_view(stored))
+
+
+def _no_version(what: str, version: int | None, in_force: StoredWorkflow | None) -> Refusal:
+    """404 for the workflow, or for its version if the workflow has others."""
+    if in_force is None:
+        return not_found(what)
+    there = f"version {in_force.version} is in force"
+    detail = f"there is no version {version} of {what} '{in_force.workflow.id}': {there}"
+    return Refusal(code=Code.NOT_FOUND, detail=detail)
 
 
 @ROUTES.add(
