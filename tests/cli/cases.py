@@ -1011,10 +1011,14 @@ CASES: Final = (
                     limit=5, window="total", used=0, reserved=0, resets_at=None
                 ),
             },
+            on_full=OnFull.QUEUE,
+            queue_max=9,
+            queue_wait_s=30.0,
         ),
         shape=admin.TenantView,
         says=(
             "active runs     1 of 2",
+            "on_full         queue: at most 9 runs, 30 s each",
             "job_rate_per_s  no limit",
             "budget tokens   4 used, 3 reserved of 9 a day, until 2026-11-17T00:00:00Z",
             "budget cents    0 used, 0 reserved of 5 in total",

@@ -27,6 +27,14 @@ async def test_a_tenant_that_nobody_configured_has_the_defaults(house: House) ->
     }
 
 
+async def test_a_configuration_is_stored_and_read_in_the_same_notation(house: House) -> None:
+    # SQLite and Redis read a number of seconds back as a float: so the default is one.
+    for body in ({}, {"queue_wait_s": 300}):
+        stored = await house.ask("PUT", "/v1/admin/tenants/acme", body)
+        assert b'"queue_wait_s":300.0' in stored.body
+        assert (await house.ask("GET", "/v1/admin/tenants/acme")).body == stored.body
+
+
 # ── Topic limits ─────────────────────────────────────────────────────────────────────────────────
 
 

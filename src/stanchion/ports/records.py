@@ -602,7 +602,7 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a start gets while no slot is free."""
     queue_max: int = 100
     """How many runs may wait."""
-    queue_wait_s: float = 300
+    queue_wait_s: float = 300.0
     """How long a run may wait, from its creation on."""
 
     @property

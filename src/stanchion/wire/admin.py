@@ -59,7 +59,7 @@ class TenantConfig(_Request, frozen=True, kw_only=True):
     """What a start gets while no slot is free: 429, or a place in the queue."""
     queue_max: Annotated[int, Meta(ge=1, le=QUEUE_MAX_MAX)] = 100
     """How many runs may wait; further starts get 429 ``queue_full``."""
-    queue_wait_s: Annotated[float, Meta(ge=QUEUE_WAIT_S_MIN, le=QUEUE_WAIT_S_MAX)] = 300
+    queue_wait_s: Annotated[float, Meta(ge=QUEUE_WAIT_S_MIN, le=QUEUE_WAIT_S_MAX)] = 300.0
     """How long a run may wait; then it ends as ``timed_out`` with the code ``queue_timeout``."""
 
 
@@ -82,7 +82,7 @@ class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
     budgets: dict[str, BudgetConfig] = {}
     on_full: OnFull = OnFull.REJECT
     queue_max: int = 100
-    queue_wait_s: float = 300
+    queue_wait_s: float = 300.0
     active: int = 0
     """Runs that use a slot now."""
     queued: int = 0
@@ -104,7 +104,7 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     budgets: dict[str, TenantBudget]
     on_full: OnFull = OnFull.REJECT
     queue_max: int = 100
-    queue_wait_s: float = 300
+    queue_wait_s: float = 300.0
 
 
 class TenantBudget(msgspec.Struct, frozen=True, kw_only=True):

@@ -268,6 +268,8 @@ def _limit_lines(limits: dict[str, Any]) -> list[str]:
             ("tenant", cell(limits["tenant"])),
             ("active runs", f"{limits['active']} of {cap}"),
             ("queued", cell(limits["queued"])),
+            # A server of an earlier version does not say it.
+            *([("on_full", _on_full(limits))] if "on_full" in limits else []),
             ("job_rate_per_s", _or(limits["job_rate_per_s"], "no limit")),
             *budgets,
         ]
