@@ -722,6 +722,21 @@ async def _workflow_files(loud: Loud) -> Awaitable[None]:
     return loud.flood(puts, connections=16)
 
 
+@_neighbour("lists of 100 schedules with years between two ticks, changed in turn")
+async def _rare_schedules(loud: Loud) -> Awaitable[None]:
+    wanted = {"workflow_id": await loud.hold(), "cron": "0 0 * 2 1#5"}
+    puts = [
+        loud.request("PUT", f"/v1/schedules/rare-{number}", {**wanted, "jitter_s": each})
+        for each in (1, 2)
+        for number in range(100)
+    ]
+    for put in puts[:100]:
+        await loud.call(put)
+    listed = loud.request("GET", "/v1/schedules?limit=1000")
+    requests = [each for put in puts[100:] + puts[:100] for each in (listed, put)]
+    return loud.flood(requests, connections=4, rate_per_s=100)
+
+
 @_neighbour("compressed bodies, odd encodings, 100 headers")
 async def _odd_headers(loud: Loud) -> Awaitable[None]:
     path = f"/v1/workflows/{await loud.hold()}/runs"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -55,7 +55,7 @@ from stanchion.services.gate_answers import (
 )
 from stanchion.services.log import OutageLogger, log_event
 from stanchion.services.plans import Plans, UnknownWorkflow
-from stanchion.services.work import TenantOverloaded
+from stanchion.services.work import TenantOverloaded, TenantWorkBudget
 
 READ_S: Final = 5.0
 """How often the schedules are read, beside when one is changed."""
@@ -72,7 +72,8 @@ _NAMESPACE: Final = "\x1fschedule/"
 _CONCURRENT_MAX: Final = 64
 """Tenants whose schedules are handled at one time."""
 _TRIES_MAX: Final = 10
-_PAGE: Final = 1_000
+_PAGE: Final = 100
+"""Documents are decoded a page at a time, between which the event loop serves others."""
 _Name = tuple[TenantId, str]
 
 
@@ -87,18 +88,26 @@ class TooManySchedules(Exception):
 class ScheduleService:
     """The schedules of all tenants, and the loop that starts their runs."""
 
-    def __init__(self, backends: Backends, *, gate: Gate, plans: Plans) -> None:
+    def __init__(
+        self, backends: Backends, *, gate: Gate, plans: Plans, budget: TenantWorkBudget
+    ) -> None:
         self._store = backends.store
         self._clock = backends.clock
         self._bus = backends.bus
         self._gate = gate
         self._plans = plans
-        self._known: dict[_Name, tuple[Schedule, int]] = {}
-        """What was read last, with the revision of its document."""
+        self._budget = budget
+        self._known: dict[_Name, tuple[bytes, int]] = {}
+        """What was read last, as JSON, with the revision of its document.
+
+        Decoded, an input of many small values would take thirty times the memory.
+        """
         self._sizes: dict[_Name, int] = {}
         """Bytes of the schedules that were read last, or stored here since."""
-        self._wake_at: dict[_Name, Instant] = {}
+        self._wake_at: dict[_Name, tuple[int, Instant]] = {}
+        """When there is something to do for a schedule, in this revision of it."""
         self._read_at: Instant | None = None
+        self._next: dict[_Name, _Next] = {}
         self._trials: dict[_Name, tuple[Instant, Instant]] = {}
         """Ticks that other replicas try: which, and since when that is known here."""
         self._handling: dict[TenantId, asyncio.Task[None]] = {}
@@ -109,8 +118,10 @@ class ScheduleService:
     # ── For the routes ───────────────────────────────────────────────────────────────────────────
 
     async def faults(self, tenant: TenantId, spec: ScheduleSpec) -> list[Fault]:
-        """What is wrong with a schedule now. Raises ``BackendError``."""
-        faults = schedule_faults(spec)
+        """What is wrong with a schedule now. Raises ``BackendError`` and ``TenantOverloaded``."""
+        self._budget.check(tenant)
+        with self._budget.measured(tenant):
+            faults = schedule_faults(spec)
         if faults:
             return faults
         linked = await self._plans.newest(tenant, spec.workflow_id, refresh=True)
@@ -119,7 +130,8 @@ class ScheduleService:
         if isinstance(linked, WorkflowFaults):
             return list(linked.faults)
         schema = linked.plan.body.schema
-        return [] if schema is None else list(schema.faults(spec.input))
+        with self._budget.measured(tenant):
+            return [] if schema is None else list(schema.faults(spec.input))
 
     async def put(
         self, tenant: TenantId, schedule_id: str, spec: ScheduleSpec, audit: AuditEntry
@@ -173,11 +185,10 @@ class ScheduleService:
 
     async def list(self, tenant: TenantId | None) -> list[tuple[_Name, Schedule]]:
         """The schedules of a tenant, or of all, by tenant and id. Raises ``BackendError``."""
-        return [
-            (name, schedule)
-            for name, (schedule, _) in sorted((await self._read()).items())
-            if tenant in {None, name[0]}
-        ]
+        found = []
+        async for page in self._pages():
+            found += [(name, _decoded(each)) for name, each in page if tenant in {None, name[0]}]
+        return sorted(found, key=lambda row: row[0])
 
     async def list_triggered(self, tenant: TenantId, schedule_id: str, run_id: RunId) -> None:
         """List a run that was triggered with those of the schedule. Raises ``BackendError``.
@@ -201,7 +212,12 @@ class ScheduleService:
         delay_ms = round(schedule.spec.jitter_s * 1_000 * _fraction(name))
         # After a clock was set back, ticks that were handled before are still to come.
         after = max(Instant(self._clock.now() - delay_ms), schedule.handled)
-        return tuple(Instant(each + delay_ms) for each in next_ticks(schedule, after, count))
+        known = self._next.get(name)
+        if known is None or not known.holds(schedule, after, count):
+            # Kept until one of them has passed: rare ones take six milliseconds to find.
+            ticks = next_ticks(schedule, after, count)
+            known = self._next[name] = _Next(schedule.generation, after, count, ticks)
+        return tuple(Instant(each + delay_ms) for each in known.ticks)
 
     # ── The loop ─────────────────────────────────────────────────────────────────────────────────
 
@@ -230,14 +246,13 @@ class ScheduleService:
         """
         now = self._clock.now()
         if self._read_at is None or now - self._read_at >= READ_S * 1_000:
-            self._known, self._read_at = await self._read(), now
-            self._sizes = {name: _size(each.spec) for name, (each, _) in self._known.items()}
-            self._wake_at = {
-                name: due for name, due in self._wake_at.items() if name in self._known
-            }
+            await self._read()
+            self._read_at = now
         due: dict[TenantId, list[_Name]] = {}
-        for name in self._known:
-            if name[0] not in self._handling and self._wake_at.get(name, now) <= now:
+        for name, (_, revision) in self._known.items():
+            decided_on, wake_at = self._wake_at.get(name, (revision, now))
+            is_due = wake_at <= now or decided_on != revision
+            if is_due and name[0] not in self._handling:
                 due.setdefault(name[0], []).append(name)
         for tenant, names in due.items():
             task = asyncio.create_task(self._handle_all(names), name=f"schedules of {tenant}")
@@ -256,7 +271,10 @@ class ScheduleService:
             for name in names:
                 found = self._known.get(name)
                 if found is not None:
-                    await self._handle(name, *found, self._clock.now())
+                    schedule, revision = _DECODER.decode(found[0]), found[1]
+                    await self._handle(name, schedule, revision, self._clock.now())
+                    # A tick that is years ahead takes a millisecond to find.
+                    await asyncio.sleep(0)
 
     def close(self) -> None:
         """Stop listening."""
@@ -265,7 +283,6 @@ class ScheduleService:
     def _hear(self, note: str) -> None:
         if note == BELL:
             self._read_at = None
-            self._wake_at.clear()
 
     async def _handle(self, name: _Name, schedule: Schedule, revision: int, now: Instant) -> None:
         busy = await self._unfinished(schedule, now)
@@ -289,9 +306,14 @@ class ScheduleService:
             await self._start(name, schedule, revision, plan.start)
             return
         if plan.hold is not None and schedule.tried != plan.hold:
-            await self._write(name, with_held(schedule, plan.hold), revision)
+            written = await self._write(name, with_held(schedule, plan.hold), revision)
+            if written is None:
+                return
+            revision = written
         if plan.wake_at is not None:
-            self._wake_at[name] = plan.wake_at
+            self._wake_at[name] = (revision, plan.wake_at)
+        elif not plan.missed:
+            self._wake_at[name] = (revision, _NEVER)
 
     async def _unfinished(self, schedule: Schedule, now: Instant) -> RunId | None:
         """An unfinished run of the schedule, if a tick is due that must not overlap it."""
@@ -310,15 +332,9 @@ class ScheduleService:
 
     async def _start(self, name: _Name, schedule: Schedule, revision: int, tick: Instant) -> None:
         (tenant, schedule_id), spec = name, schedule.spec
-        if schedule.tried == tick and schedule.refusal == "" and tick > schedule.handled:
-            # Another replica tries it. If both did, one could be refused and the other not.
-            now = self._clock.now()
-            known, since = self._trials.setdefault(name, (tick, now))
-            if known != tick:
-                self._trials[name] = (tick, now)
-            if known != tick or now - since < TRIAL_MS:
-                self._wake_at[name] = Instant(now + RETRY_MS)
-                return
+        if self._is_tried_elsewhere(name, schedule, tick):
+            self._wake_at[name] = (revision, Instant(self._clock.now() + RETRY_MS))
+            return
         if tick > schedule.handled:
             # Each time: another replica may have given it up since it was refused here, or still
             # try it. What that one writes afterwards must find a newer revision.
@@ -354,9 +370,27 @@ class ScheduleService:
                 await self._write(name, replace(schedule, handled=handled, tried=None), revision)
                 return
             refusal = _refusal(answer)
-        self._wake_at[name] = Instant(self._clock.now() + RETRY_MS)
+        retry_at = Instant(self._clock.now() + RETRY_MS)
         if (schedule.tried, schedule.refusal) != (tick, refusal):
-            await self._write(name, replace(schedule, tried=tick, refusal=refusal), revision)
+            refused = replace(schedule, tried=tick, refusal=refusal)
+            written = await self._write(name, refused, revision)
+            if written is None:
+                return  # another replica was first; the next look reads it
+            revision = written
+        self._wake_at[name] = (revision, retry_at)
+
+    def _is_tried_elsewhere(self, name: _Name, schedule: Schedule, tick: Instant) -> bool:
+        """Whether another replica tries the tick, as far as is known for ``TRIAL_MS``.
+
+        If both tried it, one could be refused and the other not.
+        """
+        if schedule.tried != tick or schedule.refusal != "" or tick <= schedule.handled:
+            return False
+        now = self._clock.now()
+        known, since = self._trials.setdefault(name, (tick, now))
+        if known != tick:
+            self._trials[name] = (tick, now)
+        return known != tick or now - since < TRIAL_MS
 
     async def _record(self, name: _Name, tick: Instant, run_id: RunId) -> None:
         """Write the run of a tick into a schedule that was changed meanwhile."""
@@ -386,17 +420,37 @@ class ScheduleService:
 
     # ── Documents ────────────────────────────────────────────────────────────────────────────────
 
-    async def _read(self) -> dict[_Name, tuple[Schedule, int]]:
-        found: dict[_Name, tuple[Schedule, int]] = {}
+    async def _read(self) -> None:
+        """Read all schedules. Those that have not changed stay as they are known."""
+        known: dict[_Name, tuple[bytes, int]] = {}
+        sizes: dict[_Name, int] = {}
+        async for page in self._pages():
+            for name, document in page:
+                found = self._known.get(name)
+                if found is None or found[1] != document.revision:
+                    found = (msgspec.json.encode(document.value), document.revision)
+                known[name] = found
+                sizes[name] = len(_SPEC_DECODER.decode(found[0]).spec)
+        self._known, self._sizes = known, sizes
+        self._wake_at = {name: due for name, due in self._wake_at.items() if name in known}
+        self._trials = {name: trial for name, trial in self._trials.items() if name in known}
+        self._next = {name: ticks for name, ticks in self._next.items() if name in known}
+
+    async def _pages(self) -> AsyncIterator[Sequence[tuple[_Name, Document]]]:
+        """The documents of all schedules."""
         cursor: str | None = None
         while True:
             page = await self._store.list_documents(_KIND, cursor=cursor, limit=_PAGE)
+            found = []
             for name, document in page.items:
                 tenant, _, schedule_id = name.partition("/")
-                found[TenantId(tenant), schedule_id] = (_decoded(document), document.revision)
+                found.append(((TenantId(tenant), schedule_id), document))
+            yield found
             cursor = page.cursor
             if cursor is None:
-                return found
+                return
+            # What several stores have in memory is answered without a pause.
+            await asyncio.sleep(0)
 
     async def _write(self, name: _Name, schedule: Schedule, revision: int) -> int | None:
         """The new revision; ``None`` if the document has changed, or is gone."""
@@ -406,7 +460,7 @@ class ScheduleService:
         if written is None:
             self._read_at = None
             return None
-        self._known[name] = (schedule, written.revision)
+        self._known[name] = (msgspec.json.encode(schedule), written.revision)
         return written.revision
 
     async def _change(
@@ -432,6 +486,34 @@ class ScheduleService:
             if written is not None:
                 return new
         raise ScheduleConflict
+
+
+class _Next(msgspec.Struct, frozen=True):
+    """The next ticks of a schedule, as they were found."""
+
+    generation: int
+    after: Instant
+    count: int
+    ticks: list[Instant]
+
+    def holds(self, schedule: Schedule, after: Instant, count: int) -> bool:
+        """Whether these are also the ticks after this instant."""
+        return (
+            self.generation == schedule.generation
+            and self.count == count
+            and self.after <= after
+            and (not self.ticks or after < self.ticks[0])
+        )
+
+
+class _SpecText(msgspec.Struct):
+    spec: msgspec.Raw
+
+
+_DECODER: Final = msgspec.json.Decoder(Schedule)
+_SPEC_DECODER: Final = msgspec.json.Decoder(_SpecText)
+_NEVER: Final = Instant(2**62)
+"""There is nothing to do before the schedule changes."""
 
 
 def _key(schedule_id: str, generation: int, tick: Instant) -> str:
