@@ -13,8 +13,17 @@ import pytest
 import redis
 from msgspec.structs import replace
 
+from stanchion.adapters.redis.address import read_url
+from stanchion.adapters.redis.client import RedisClient
 from stanchion.adapters.store.redis import RedisStore, shards
-from stanchion.adapters.store.redis.encode import OF_RUN, OF_SHARD, OF_TENANT, encode_items
+from stanchion.adapters.store.redis.encode import (
+    OF_RUN,
+    OF_SHARD,
+    OF_TENANT,
+    StoreKeys,
+    encode_items,
+)
+from stanchion.adapters.system import SystemEntropy
 from stanchion.core.admission import Admitted
 from stanchion.core.budget import (
     BudgetLimit,
@@ -38,6 +47,7 @@ from stanchion.core.model import (
     StepStatus,
     TenantId,
     job_id,
+    make_run_id,
     shard_of_tenant,
 )
 from stanchion.core.steps.foreach import BEGUN_AT_ONCE_MAX
@@ -337,6 +347,26 @@ async def test_every_key_has_a_shard_or_the_common_tag_and_a_name_from_the_list(
         else:
             assert name in names
             assert (whose is None) == (name in OF_SHARD), key
+
+
+@pytest.mark.parametrize("name", ["admit", "load", "lease"])
+@pytest.mark.parametrize("tenant", ["acme", "a-tenant", "x", "", "mieterin-ä"])
+def test_a_request_has_the_keys_of_its_run_and_tenant_also_from_a_template(
+    server: Server, tenant: str, name: str
+) -> None:
+    usual = make_run_id(ACME, Instant(1_700_000_000_000), 7)
+    foreign = [usual[:-1], usual + "0", usual[:-1] + "ä", usual[:-4] + "\x01" * 4]
+    client = RedisClient(read_url(server.url), timeout_s=1.0, entropy=SystemEntropy())
+    requests = shards.Shards(
+        client, StoreKeys(_NAMESPACE), shards.Rounds(0), 1, 1, has_item_blocks=True
+    )
+    script = shards.script_of(name)
+    # The usual length twice: the second request is made from the template of the first.
+    for run_id in (usual, usual[:2] + "0" * (len(usual) - 2), *foreign, "", usual):
+        keys = requests.keys.all_of(script.key_names, 5, run_id=run_id, tenant=tenant)
+        for words in ((), ("words", b"\x01\x02", 7)):
+            made = requests.step(name, 5, *words, run_id=run_id, tenant=tenant)
+            assert made.packed == script.call(keys, words)
 
 
 async def test_a_purged_run_leaves_nothing_behind(server: Server, store: RedisStore) -> None:

@@ -343,6 +343,17 @@ class Script:
         assert self.takes_more or len(known) == len(self.key_names), self.name
         return pack("EVALSHA", self.sha, len(known), *known, *arguments)
 
+    def packed_keys(self, keys: Sequence[str]) -> bytes:
+        """The first part of the command, for ``call_packed``."""
+        assert len(keys) == len(self.key_names), self.name
+        return _without_count(pack("EVALSHA", self.sha, len(keys), *keys))
+
+    def call_packed(self, packed_keys: bytes, arguments: Sequence[str | bytes | int]) -> bytes:
+        """The command that runs the script, after its first part."""
+        count = b"*%d\r\n" % (3 + len(self.key_names) + len(arguments))
+        rest = _without_count(pack(*arguments)) if arguments else b""
+        return b"".join((count, packed_keys, rest))
+
     def call_with(
         self, keys: Sequence[str], arguments: Sequence[str | bytes | int]
     ) -> Callable[[bytes], bytes]:

@@ -299,17 +299,7 @@ def encode_admissions(
     that were encoded before, by ``encode_items``. ``in_blocks``: see there.
     """
     first = admissions[0]
-    common: _Ask = {
-        "tenant": first.run.tenant,
-        "key_ttl": key_ttl_ms,
-        "dropped": (),
-        "items": (),
-        "timeline": [to_json(entry) for entry in first.transition.timeline],
-        "limit": _or_false(_DEFAULTS.max_concurrent_runs),
-        "rate": _or_false(_DEFAULTS.job_rate_per_s),
-        "budget": first.budget,
-    }
-    common["definitions"], common["shared"] = _definitions(first.definitions)
+    common = _common(first, key_ttl_ms)
     timers: dict[int, tuple[object, ...]] = {}
     rows: list[bytes] = []
     for each in admissions:
@@ -327,6 +317,45 @@ def encode_admissions(
             ask["audit"] = audit_words(each.audit, audit_ttl_ms)
         rows.append(_pack(ask))
     return EncodedAdmissions(common, rows)
+
+
+def encode_admission(
+    admission: Admission,
+    items: list[str] | None,
+    *,
+    key_ttl_ms: int,
+    audit_ttl_ms: int,
+    in_blocks: bool = False,
+) -> bytes:
+    """The admission of one run, for ``admit.lua``: behind ``encode_limit``."""
+    if items is None:
+        items = encode_items(admission.run.items, in_blocks=in_blocks)
+    ask = _common(admission, key_ttl_ms)
+    ask.update(_admission(admission, {}, items))
+    if admission.audit is not None:
+        ask["audit"] = audit_words(admission.audit, audit_ttl_ms)
+    return _pack(ask)
+
+
+def encode_limit(not_after: Instant) -> bytes:
+    """What an admission of one run has in common with others: the time limit alone."""
+    return _pack({"not_after": not_after})
+
+
+def _common(first: Admission, key_ttl_ms: int) -> _Ask:
+    own, shared = _definitions(first.definitions)
+    return {
+        "tenant": first.run.tenant,
+        "key_ttl": key_ttl_ms,
+        "dropped": (),
+        "items": (),
+        "timeline": [to_json(entry) for entry in first.transition.timeline],
+        "limit": _or_false(_DEFAULTS.max_concurrent_runs),
+        "rate": _or_false(_DEFAULTS.job_rate_per_s),
+        "budget": first.budget,
+        "definitions": own,
+        "shared": shared,
+    }
 
 
 def _admission(

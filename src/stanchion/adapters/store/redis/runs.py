@@ -150,8 +150,29 @@ class RedisRuns(Sharded):
     admissions_max = 100
 
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
-        (verdict,) = await self._admit_apart(ReadyAdmissions((admission,)), within_ms)
-        return verdict
+        run = admission.run
+        shard = shard_of_tenant(run.tenant)
+        assert shard == shard_of_run(run.id), "an id begins with its tenant's shard"
+        items: list[str] | None = None
+        if len(run.items) > _CHUNK:
+            begun_s = time.perf_counter()
+            items = await self._encoded_in_pieces(run.items)
+            within_ms -= round((time.perf_counter() - begun_s) * 1000)
+        shards = self._shards
+        words = encode.encode_admission(
+            admission,
+            items,
+            key_ttl_ms=shards.key_ttl_ms,
+            audit_ttl_ms=shards.audit_ttl_ms,
+            in_blocks=shards.has_item_blocks,
+        )
+
+        def make(not_after: Instant) -> RedisRequest:
+            limit = encode.encode_limit(not_after)
+            return shards.step("admit", shard, limit, words, run_id=run.id, tenant=run.tenant)
+
+        reply = await ask_in_time(shards.client, shards.keys.slots[shard], within_ms, make)
+        return self._admitted(admission, reply[0])
 
     def prepare_admissions(self, admissions: Sequence[Admission]) -> ReadyAdmissions:
         if isinstance(admissions, ReadyAdmissions):

@@ -31,7 +31,7 @@ from stanchion.adapters.redis.address import ServerLayout
 from stanchion.adapters.redis.client import RedisClient, RedisRequest, Script
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.redis.node import pack
-from stanchion.adapters.store.redis.encode import PLACE_CHARS, StoreKeys
+from stanchion.adapters.store.redis.encode import PLACE_CHARS, RUN_ID_CHARS, StoreKeys
 from stanchion.core.model import SHARDS, Instant, RunId, TenantId, Topic, shard_of_run
 from stanchion.core.transition import DispatchJob, Effect, SetTimer
 from stanchion.ports.errors import BackendError
@@ -62,6 +62,16 @@ _IDLE_LOOKS: Final = 25
 """Five seconds of polls: longer than the hold of an outbox row."""
 _IDLE_LOOK_EVERY_S: Final = 1.0
 _TIMERS_MAX: Final = 10_000
+_TEMPLATES_MAX: Final = 2_048
+"""Of keys, 1 to 2 KiB each."""
+_ANY: Final = "\x01"
+"""A letter of a tenant, in a template. No name has such a letter."""
+_ANY_RUN: Final = "\x02" * RUN_ID_CHARS
+
+
+def _has_usual_length(run_id: str) -> bool:
+    """Whether an id, which a caller may have sent, has the length of a run id, or is empty."""
+    return not run_id or (len(run_id) == RUN_ID_CHARS and run_id.isascii() and run_id.isalnum())
 
 
 class Shards:
@@ -86,6 +96,8 @@ class Shards:
         """Whether items may be written in blocks: no older process reads this store."""
         self._owners: dict[RunId, TenantId] = {}
         self._kept: dict[Hashable, list[RedisRequest]] = {}
+        self._templates: dict[tuple[str, int, int, bool], bytes] = {}
+        """By script, shard, the length of the tenant, and whether there is a run."""
         self._idle: dict[str, tuple[int, float]] = {}
         """By index: how many polls in a row found nothing, and when the next one is needed."""
         self._timers: list[Instant] = []
@@ -105,9 +117,39 @@ class Shards:
         if name in _WRITES:
             self.expect_due()
         script = script_of(name)
-        keys = self.keys.all_of(script.key_names, shard, run_id=run_id, tenant=tenant)
-        packed = script.call([*keys, *more_keys] if more_keys else keys, arguments)
+        if more_keys or not _has_usual_length(run_id):
+            keys = self.keys.all_of(script.key_names, shard, run_id=run_id, tenant=tenant)
+            packed = script.call([*keys, *more_keys], arguments)
+        else:
+            packed = self._packed(script, shard, tenant, run_id, arguments)
         return RedisRequest(self.keys.slots[shard], packed, script, is_repeatable)
+
+    def _packed(
+        self,
+        script: Script,
+        shard: int,
+        tenant: str,
+        run_id: str,
+        arguments: Sequence[str | bytes | int],
+    ) -> bytes:
+        """``Script.call``, with the keys from a template: to pack forty keys takes 10 µs.
+
+        The keys of a script in a shard differ in the run and the tenant alone. Those of the same
+        length have the same template.
+        """
+        whose = tenant.encode()
+        name = (script.name, shard, len(whose), run_id != "")
+        template = self._templates.get(name)
+        if template is None:
+            if len(self._templates) >= _TEMPLATES_MAX:
+                self._templates.clear()
+            run = _ANY_RUN if run_id else ""
+            keys = self.keys.all_of(script.key_names, shard, run_id=run, tenant=_ANY * len(whose))
+            template = self._templates[name] = script.packed_keys(keys)
+        packed = template.replace(_ANY.encode() * len(whose), whose) if whose else template
+        if run_id:
+            packed = packed.replace(_ANY_RUN.encode(), run_id.encode())
+        return script.call_packed(packed, arguments)
 
     def step_in_time(
         self,
