@@ -306,6 +306,26 @@ async def test_a_change_is_seen_by_other_replicas_and_a_pause_stops_it(world: Wo
     assert len(await runs(world)) == 2
 
 
+@pytest.mark.parametrize("is_mute", [False, True])
+@virtual
+async def test_a_schedule_that_is_to_run_sooner_does_not_wait_for_its_old_tick(
+    world: World, is_mute: bool
+) -> None:
+    one, two = world.add(), world.add()
+    await world.define(ONE)
+    world.work(one, "work")
+    await put(one, every_s=3_600)
+    await asyncio.sleep(20)
+    for each in (one, two):
+        each.bus.is_mute = is_mute
+    await put(one, every_s=60)
+    # The replica that was asked does not start it either.
+    one.kill()
+    world.work(two, "work")
+    await asyncio.sleep(60 + (6 if is_mute else 2))
+    assert len(await runs(world)) == 1
+
+
 @virtual
 async def test_a_tenant_has_a_bounded_number_of_schedules(world: World) -> None:
     one = world.add()
