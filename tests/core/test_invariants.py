@@ -40,6 +40,7 @@ from tests.core.world import START, World, pending_run, planned
 
 A, B, C, CX = StepId("a"), StepId("b"), StepId("c"), StepId("c.x")
 RUNNING = Step(status=StepStatus.RUNNING, attempt=1, wait=OnJob(JobId("r1:a@1")))
+AT_ONCE = ForEachSpec(topic=Topic("work"), for_each="${input.list}").at_once
 ENDED = Step(status=StepStatus.SUCCEEDED, attempt=1, finished_at=START)
 
 
@@ -105,6 +106,14 @@ def bent(steps: dict[StepId, Step] | None = None, **changes: object) -> Run:
         (
             bent({B: msgspec.structs.replace(RUNNING, items=ItemCounts(total=1, failed=1))}),
             "step 'b': has no item left to wait for",
+        ),
+        (
+            bent({B: msgspec.structs.replace(RUNNING, items=ItemCounts(total=2, pending=2))}),
+            f"step 'b': has 0 items out and 2 pending; {AT_ONCE} may be out",
+        ),
+        (
+            bent({B: msgspec.structs.replace(RUNNING, items=ItemCounts(total=AT_ONCE + 1))}),
+            f"step 'b': has {AT_ONCE + 1} items out and 0 pending; {AT_ONCE} may be out",
         ),
         (
             bent({B: Step(items=ItemCounts(total=2))}, items={ItemKey(B, 1): Item(attempt=2)}),

@@ -21,7 +21,11 @@ from stanchion.core.events import (
     TimerKind,
 )
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.limits import ITEM_FAILURES_MAX, RUN_OUTPUT_BYTES_MAX
+from stanchion.core.limits import (
+    FOR_EACH_OUTPUT_BYTES_MAX,
+    ITEM_FAILURES_MAX,
+    RUN_OUTPUT_BYTES_MAX,
+)
 from stanchion.core.model import (
     Failure,
     Instant,
@@ -1153,6 +1157,20 @@ def test_outputs_of_exactly_the_allowed_size_pass() -> None:
     world = started(fan_out(), list=[0])
     world.succeed("a", "x" * (4 * 1024 * 1024 - 4), item=0)
     assert world.run.step(A).status == "succeeded"
+
+
+def test_the_size_of_the_outputs_of_items_is_that_of_their_json_list_to_the_byte() -> None:
+    first = {"n": [1, "ü"]}
+    rest = FOR_EACH_OUTPUT_BYTES_MAX - len(msgspec.json.encode([first, "", None]))
+    for spare, status in ((0, "succeeded"), (-1, "failed")):
+        spec = each(on_item_failure=OnFailure.CONTINUE)
+        world = started(workflow(a=spec), list=[0, 1, 2])
+        world.fail("a", item=2)
+        world.succeed("a", first, item=0)
+        world.succeed("a", "x" * (rest - spare), item=1)
+        assert str(world.run.step(A).status) == status
+    assert world.run.error is not None
+    assert f"together are {FOR_EACH_OUTPUT_BYTES_MAX + 1} bytes" in world.run.error.message
 
 
 def test_steps_whose_outputs_are_too_large_together_fail_the_one_that_is_too_much() -> None:

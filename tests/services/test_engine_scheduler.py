@@ -93,6 +93,19 @@ async def test_one_bell_wakes_one_worker(world: World) -> None:
 
 
 @virtual
+async def test_a_worker_that_got_less_than_it_has_room_for_keeps_the_bell(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    polls = [waiting(one, worker=f"worker-{number}", max_jobs=2) for number in range(5)]
+    await asyncio.sleep(0.5)
+    before = asked(one)
+    await world.start(one, "one")
+    await asyncio.sleep(0.2)
+    assert [len(poll.result().jobs) for poll in polls if poll.done()] == [1]
+    assert asked(one) - before == 1
+
+
+@virtual
 async def test_one_bell_for_many_jobs_is_passed_on_until_all_are_handed_out(world: World) -> None:
     one = world.add()
     await world.define(FAN)

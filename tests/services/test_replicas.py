@@ -40,6 +40,29 @@ async def test_each_replica_reports_itself_and_reads_all(world: World) -> None:
 
 
 @virtual
+async def test_a_slow_answer_of_the_store_is_no_difference_of_clocks(world: World) -> None:
+    one = world.add(each_way_s=0.8)
+    await asyncio.sleep(10)
+    (seen,) = (await one.services.replicas.read()).replicas
+    assert abs(seen.summary.clock_offset_ms) <= 2
+
+
+@virtual
+async def test_since_when_a_backend_is_away_is_by_the_stores_clock_once_it_was_read(
+    world: World,
+) -> None:
+    one = world.add()
+    one.store.always(Fault.HANG, "now", "report_replica")
+    at = world.clock.now()
+    await one.services.replicas.read()
+    world.clock.step_ms += 3_600_000
+    await asyncio.sleep(3)
+    since = one.services.replicas.down_since("store")
+    assert since is not None
+    assert at <= since <= at + 3_000
+
+
+@virtual
 async def test_a_replica_that_is_killed_is_missing_and_later_forgotten(world: World) -> None:
     one, two = world.add(), world.add()
     await asyncio.sleep(1)
@@ -110,6 +133,15 @@ async def test_workers_are_reported_with_topics_and_leases(world: World) -> None
     waiting.cancel()
     await asyncio.sleep(700)
     assert await _workers(one, "replica-2") == []
+
+
+@virtual
+async def test_the_last_five_hundred_workers_of_a_tenant_are_remembered(world: World) -> None:
+    one = world.add()
+    for number in range(501):
+        await one.scheduler.lease(f"w-{number}", [Topic("q")], max_jobs=1, wait_s=0, tenant=ACME)
+    known = {each.worker_id for each in one.scheduler.workers()}
+    assert known == {f"w-{number}" for number in range(1, 501)}
 
 
 @virtual

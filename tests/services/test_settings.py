@@ -187,6 +187,19 @@ async def test_a_patch_that_changes_nothing_writes_nothing(fleet: Fleet) -> None
 
 
 @virtual
+async def test_a_patch_that_another_replica_has_made_already_is_in_force_at_once(
+    fleet: Fleet,
+) -> None:
+    fleet.bells.is_mute = True
+    one, two = fleet.add(), fleet.add()
+    await asyncio.sleep(0.3)
+    answer = await one.keeper.patch(LOCKED, actor="reviewer")
+    assert two.strategy() is Strategy.ATOMIC
+    assert await two.keeper.patch(LOCKED, actor="reviewer") == answer
+    assert (two.strategy(), two.keeper.revision) == (Strategy.LOCK, one.keeper.revision)
+
+
+@virtual
 async def test_a_patch_goes_by_what_is_stored_not_by_what_was_last_read(fleet: Fleet) -> None:
     fleet.bells.is_mute = True
     one, two = fleet.add(), fleet.add()

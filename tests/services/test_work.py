@@ -174,6 +174,28 @@ async def test_after_a_long_piece_of_work_others_have_their_turn(
     assert bench.metric("seconds", "acme") == pytest.approx(seconds)
 
 
+async def test_work_on_many_items_is_done_in_pieces_and_charged() -> None:
+    bench = Bench()
+    bench.processor_s = 100.0
+    heard: list[str] = []
+
+    def work(item: int) -> int:
+        heard.append(f"item {item}")
+        asyncio.get_running_loop().call_soon(heard.append, f"other {item}")
+        bench.processor_s += 0.000_4
+        return -item
+
+    assert await bench.budget.done_each(ACME, work, range(5)) == [0, -1, -2, -3, -4]
+    # Others have their turn after a millisecond of work.
+    assert heard == [
+        *("item 0", "item 1", "item 2", "other 0", "other 1", "other 2"),
+        *("item 3", "item 4"),
+    ]
+    charged = bench.budget.charge
+    charged(ACME, 1.0)  # what is too short to be counted alone is counted with the next piece
+    assert bench.metric("seconds", "acme") == pytest.approx(1.0 + 5 * 0.000_4)
+
+
 class Times:
     """A stopwatch whose two clocks are set by hand."""
 

@@ -35,6 +35,25 @@ async def test_a_handler_gets_the_job_and_its_return_value_is_the_output(stage: 
     assert result.output == {"queries": [1, 2], "of": {"question": "why"}}
 
 
+@pytest.mark.parametrize("is_failure", [False, True])
+@on_stage
+async def test_the_end_of_a_job_is_an_event_with_its_duration(
+    stage: Stage, is_failure: bool
+) -> None:
+    @stage.app.task("t")
+    async def work(_job: Job) -> None:
+        await asyncio.sleep(2)
+        if is_failure:
+            raise ValueError("bad")
+
+    stage.ledger.put("run:step@1")
+    async with stage.working():
+        await stage.ledger.all_done()
+    (ended,) = stage.told(events.JobEnded)
+    assert (ended.job_id, ended.topic, ended.took_ms) == ("run:step@1", "t", 2_000)
+    assert ended.status == stage.ledger.results["run:step@1"].status
+
+
 class _Odd(BaseException):
     """Not an ``Exception``, and still no reason to keep a job."""
 

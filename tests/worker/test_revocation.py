@@ -184,6 +184,31 @@ async def test_a_server_that_answers_a_held_call_at_once_is_not_asked_in_a_loop(
     assert len(stage.ledger.asked["held"]) <= 40
 
 
+@on_stage
+async def test_pauses_begin_anew_after_a_held_call_that_was_not_answered_at_once(
+    stage: Stage,
+) -> None:
+    @stage.app.task("t")
+    async def work(_job: Job) -> None:
+        await asyncio.sleep(300)
+
+    async def pauses_ms(count: int) -> list[int]:
+        stage.ledger.is_draining = True
+        begin = len(stage.ledger.asked["held"])
+        await stage.ledger.until(lambda: len(stage.ledger.asked["held"]) > begin + count)
+        stage.ledger.is_draining = False
+        asked = stage.ledger.asked["held"][begin:]
+        return [after - before for before, after in pairwise(asked)]
+
+    stage.ledger.put(JOB)
+    async with stage.working():
+        first = await pauses_ms(4)
+        await asyncio.sleep(60)
+        assert await pauses_ms(4) == first
+        assert first[0] < first[3]
+        await stage.ledger.all_done(within_s=400)
+
+
 def test_cancelled_is_public_and_apart_from_lease_lost() -> None:
     assert stanchion.Cancelled is Cancelled
     assert "Cancelled" in stanchion.__all__
