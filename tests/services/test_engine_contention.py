@@ -202,6 +202,19 @@ async def test_a_commit_that_met_another_decides_again_on_what_is_there_now(worl
 
 
 @virtual
+async def test_each_conflict_is_one_duplicate_for_escalation(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    leased = await world.lease(one, "work")
+    for _ in range(3):
+        one.store.script("commit", lambda: _written_by_another(world, run_id))
+    await world.report(one, *leased)
+    assert await world.ended(run_id, within_s=0.2) == "succeeded"
+    assert one.services.escalating.counts.duplicates_running == 3
+
+
+@virtual
 async def test_a_run_that_others_never_stop_writing_to_is_left_to_them_for_a_while(
     world: World,
 ) -> None:

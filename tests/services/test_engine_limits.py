@@ -189,6 +189,25 @@ async def test_several_limits_are_all_kept(world: World) -> None:
     assert (await _running(world, shared), sum(uses)) == (4, 4)
 
 
+@virtual
+async def test_a_tenant_that_one_limit_holds_back_has_the_jobs_of_another(world: World) -> None:
+    replica = world.add(terms=TERMS)
+    chat = TopicLimit(id="chat", topics=("llm.*",), per=LimitScope.TENANT, max_running=1)
+    mail = TopicLimit(id="mail", topics=("mail",), per=LimitScope.TENANT, max_running=2)
+    await _set(replica, chat, mail)
+    for tenant in TENANTS[:2]:
+        await _fan(world, replica, 2, tenant)
+        await world.start(replica, "other", tenant=tenant)
+    assert len(await _lease(replica, max_jobs=20)) == 2
+    assert await _lease(replica, max_jobs=20) == ()
+    asked = replica.store.calls["pool_uses"]
+    found = await _lease(replica, "mail", max_jobs=20)
+    assert sorted(each.job.tenant for each in found) == sorted(TENANTS[:2])
+    # Those that a limit is known to hold back are not looked at.
+    assert await _lease(replica, max_jobs=20) == ()
+    assert replica.store.calls["pool_uses"] - asked <= 2
+
+
 # ── Others are not held up ───────────────────────────────────────────────────────────────────────
 
 
@@ -482,6 +501,28 @@ async def test_metrics_show_the_use_of_a_limit(world: World) -> None:
     assert replica.metric("topic_limit_max", limit="llm") == 3
     assert replica.metric("topic_limit_leases_total", limit="llm") == 3
     assert replica.metric("topic_limit_refused_total", limit="llm", reason="running") >= 1
+
+
+@virtual
+async def test_metrics_do_not_show_a_limit_of_each_tenant_that_is_gone(world: World) -> None:
+    replica = world.add(terms=TERMS)
+    own = TopicLimit(id="own", topics=("llm.*",), per=LimitScope.TENANT, max_running=2)
+    await _set(replica, own, LLM)
+    await _fan(world, replica, 10)
+    await _lease(replica, max_jobs=5)
+    await asyncio.sleep(3.5)
+    assert replica.metric("topic_limit_running", limit="own") == 2
+    entry = AuditEntry(at=Instant(0), actor="admin", action="limit.delete", subject="own")
+    assert await replica.services.limits.delete("own", entry)
+    await asyncio.sleep(3.5)
+    registry = replica.services.registry
+    shown = [
+        each.labels["limit"]
+        for family in registry.collect()
+        for each in family.samples
+        if each.name == "stanchion_topic_limit_running"
+    ]
+    assert shown == ["llm"]
 
 
 @virtual

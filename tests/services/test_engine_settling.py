@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 
 import pytest
@@ -25,21 +26,24 @@ from stanchion.core.model import (
 )
 from stanchion.core.queue import QueueRequest
 from stanchion.core.workflow import ForEachSpec, Workflow
+from stanchion.ports.bus import Ack
 from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.locks import Granted
 from stanchion.ports.records import (
     Accepted,
     AlikeStart,
     AlikeStarts,
+    OutboxRow,
     RejectedCode,
     Result,
     ResultRefused,
 )
 from stanchion.services import advance
 from stanchion.services.advance import RunCache
+from stanchion.services.log import LOGGER
 from tests.contract.builders import ONE_JOB, admission
 from tests.services.faulty_locks import Fault
-from tests.services.stage import GLOBEX, Replica, World, job, virtual, workflow
+from tests.services.stage import ACME, GLOBEX, Replica, World, job, virtual, workflow
 
 STEPS = workflow("steps", one=job("work"), two=job("work", "one"), three=job("work", "two"))
 SIDE_BY_SIDE = workflow("sides", one=job("work"), left=job("work", "one"), right=job("work", "one"))
@@ -165,6 +169,39 @@ async def test_a_kept_lease_is_free_for_others_and_spares_asking_for_it(world: W
     assert _steps(one) == {"accept": 1, "load": 1, "commit": 1, "settle": 2}
 
 
+@virtual
+async def test_a_lease_is_kept_from_the_last_result_that_was_settled_with_it(world: World) -> None:
+    one = world.add()
+    run_id = await _first_step(world, one)
+    for _ in range(2):
+        (leased,) = await world.lease(one, "work")
+        await asyncio.sleep(0.7 * advance.LEASE_KEPT_MS / 1000)
+        await world.report(one, leased)
+    assert await world.ended(run_id) == "succeeded"
+    assert _steps(one) == {"accept": 1, "load": 1, "commit": 1, "settle": 2}
+
+
+@virtual
+async def test_a_call_that_arrives_while_results_are_settled_is_handled_with_the_same_lease(
+    world: World,
+) -> None:
+    one = world.add(locks_are_local=True)
+    run_id = await _leased(world, one)
+    (leased,) = await world.lease(one, "work")
+    called: list[asyncio.Task[object]] = []
+
+    def call(verb: str, is_done: bool) -> None:
+        if verb == "settle" and is_done:
+            row = OutboxRow(run_id, ACME, number=1)
+            called.append(asyncio.create_task(one.bus.call(row)))
+
+    one.on_call(call)
+    await world.report(one, leased)
+    assert [await each for each in called] == [Ack()]
+    assert _steps(one) == {"settle": 1, "load": 1}
+    assert one.locks.calls["acquire"] == 1
+
+
 @pytest.mark.parametrize("reason", ["class", "time", "locks"])
 @virtual
 async def test_a_lease_is_kept_only_while_policy_and_time_allow_it(
@@ -253,6 +290,27 @@ async def test_an_unanswered_settle_is_followed_by_accept_and_is_no_duplicate(
     assert one.store.calls["accept"] == 1
     assert (await world.lease(one, "work"))[0].job.step_id == "two"
     assert _is_calm(one)
+
+
+@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.BUG])
+@virtual
+async def test_only_an_error_of_our_own_is_logged_when_results_are_settled(
+    world: World, fault: Fault
+) -> None:
+    lines: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = lines.append  # type: ignore[method-assign]  # shorter than a class
+    LOGGER.addHandler(handler)
+    try:
+        one = world.add(locks_are_local=True)
+        await _leased(world, one)
+        (leased,) = await world.lease(one, "work")
+        one.store.script("settle", fault)
+        await world.report(one, leased)
+    finally:
+        LOGGER.removeHandler(handler)
+    logged = [line.getMessage() for line in lines if line.levelno >= logging.WARNING]
+    assert logged == (["settle_failed"] if fault is Fault.BUG else [])
 
 
 @virtual

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -47,6 +48,7 @@ from stanchion.services.gate_answers import (
     RunStarted,
     UnknownRun,
 )
+from stanchion.services.log import LOGGER
 from stanchion.services.plans import UnknownWorkflow
 from stanchion.services.work import TenantOverloaded
 from tests.services.faulty_locks import Fault
@@ -89,6 +91,28 @@ async def test_a_start_makes_a_run_of_the_newest_versions(gates: Gatehouse) -> N
     assert run.holds_slot
     assert [line.actor for line in (await gates.store.timeline(run.id)).items] == ["caller"] * 4
     assert [admitted.id for admitted, _ in house.admitted] == [run.id]
+
+
+@virtual
+async def test_the_starter_of_a_run_is_its_caller_whichever_way_it_begins(
+    gates: Gatehouse,
+) -> None:
+    await gates.define(None)
+    house = gates.add()
+    gate, plain = house.gate, WorkflowId("plain")
+    old = await house.started()
+    await gates.cancel(house, old)
+    rows = [StartRow({}, {}, "row"), StartRow({}, {"a": "b"}, "other row")]
+    answers = [
+        await gate.start(ACME, plain, {}, key=None, actor="s"),
+        await gate.start(ACME, plain, {}, key=None, actor="schedule s", starter="s"),
+        *await gate.start_many(ACME, plain, rows, actor="s"),
+        await gate.submit(ACME, Topic("mail"), [1], key=None, actor="s"),
+        await gate.rerun(ACME, old, RerunOptions(), key=None, actor="s"),
+    ]
+    for answer in answers:
+        assert isinstance(answer, RunStarted)
+        assert (await gates.run(answer.run_id)).starter == "s"
 
 
 @virtual
@@ -354,6 +378,28 @@ async def test_a_batch_pauses_between_its_steps_while_other_tenants_start_runs(
     assert await longest_pause_s("alone", 1_000) < 0.006
     await house.start(tenant=TenantId("globex"))
     assert await longest_pause_s("beside", 200) > 0.009
+
+
+@virtual
+async def test_the_next_rows_of_a_batch_are_sent_before_those_before_them_are_told(
+    gates: Gatehouse,
+) -> None:
+    await gates.define(None)
+    house = gates.add()
+    told: list[int] = []
+
+    def note(verb: str, is_done: bool) -> None:
+        if verb == "admit_many" and not is_done:
+            told.append(len(house.admitted))
+
+    house.store.on_call = note
+    rows = [
+        StartRow({}, {"row": str(number)}, f"key-{number}")
+        for number in range(2 * house.store.admissions_max)
+    ]
+    await house.gate.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
+    assert told[:2] == [0, 0]
+    assert len(house.admitted) == len(rows)
 
 
 @virtual
@@ -733,6 +779,25 @@ async def test_an_outage_is_answered_with_growing_patience_until_it_is_over(
     answer = await house.start()
     assert isinstance(answer, GateFailed)
     assert answer.retry_after_ms <= 2_000
+
+
+@virtual
+async def test_an_outage_of_the_store_is_logged_once_and_so_is_its_end(
+    gates: Gatehouse, caplog: pytest.LogCaptureFixture
+) -> None:
+    await gates.define()
+    house = gates.add()
+    with caplog.at_level(logging.INFO, LOGGER.name):
+        for _ in range(2):
+            house.store.away()
+            for _ in range(3):
+                assert isinstance(await house.start(), GateFailed)
+            house.store.back()
+            for _ in range(3):
+                await house.start()
+    logged = [line.getMessage() for line in caplog.records]
+    outage = ["admission_failed", "admission_recovered"]
+    assert [each for each in logged if each in outage] == outage * 2
 
 
 # ── What is counted ──────────────────────────────────────────────────────────────────────────────
