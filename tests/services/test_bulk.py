@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from stanchion.adapters.bus.local import LocalBus
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.adapters.store.memory import MemoryStore
+from stanchion.core.audit import AuditEntry
 from stanchion.core.bulk import BulkAction, BulkStatus
-from stanchion.core.model import RunId, TenantId, Topic, WorkflowId
-from stanchion.core.workflow import JobSpec, Workflow
+from stanchion.core.model import RunId, StepId, TenantId, Topic, WorkflowId
+from stanchion.core.workflow import ApprovalSpec, JobSpec, Workflow
 from stanchion.ports.records import RunFilter, Tenant
 from stanchion.ports.store import Store
 from stanchion.services.bulk import NewBulk
@@ -165,6 +166,38 @@ async def _dies_while_creating(lives: int) -> None:
 def test_the_name_of_one_whose_creation_failed_is_forgotten_and_its_key_still_works() -> None:
     for lives in range(2, 18):
         loop.run(_dies_while_creating(lives))
+
+
+def test_a_decision_that_the_same_person_has_made_is_done_and_anothers_is_a_conflict() -> None:
+    async def main() -> None:
+        pair = Pair(10**9)
+        steps = {"ask": ApprovalSpec(), "work": JobSpec(topic=Topic("t"), needs=(StepId("ask"),))}
+        await pair.store.put_workflow(ACME, Workflow(id=WorkflowId("w"), steps=cast("Any", steps)))
+        services = pair.second.services
+        began = await services.gate.start(ACME, WorkflowId("w"), {}, key=None, actor="pat")
+        entry = AuditEntry(action="step.approve", actor="kim", subject="step")
+        await services.inbox.decide(
+            cast("Any", began).run_id,
+            StepId("ask"),
+            approve=True,
+            comment=None,
+            actor="kim",
+            audit=entry,
+        )
+        running = asyncio.create_task(services.bulk.run())
+        for action, actor in (
+            (BulkAction.APPROVE, "kim"),
+            (BulkAction.APPROVE, "lee"),
+            (BulkAction.REJECT, "kim"),
+        ):
+            await services.bulk.create(replace(WANTED, action=action, actor=actor))
+            await asyncio.sleep(5)
+            newest, *_ = (await services.bulk.page(ACME, cursor=None, limit=1)).items
+            is_done = (action, actor) == (BulkAction.APPROVE, "kim")
+            assert (newest.done, newest.failed) == ((1, 0) if is_done else (0, 1))
+        running.cancel()
+
+    loop.run(main())
 
 
 def test_bulk_actions_are_removed_a_month_after_they_began() -> None:

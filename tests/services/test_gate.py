@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections import UserDict
+from collections.abc import KeysView, Sequence
 
 import msgspec
 import pytest
@@ -378,6 +379,38 @@ async def test_a_batch_pauses_between_its_steps_while_other_tenants_start_runs(
     assert await longest_pause_s("alone", 1_000) < 0.006
     await house.start(tenant=TenantId("globex"))
     assert await longest_pause_s("beside", 200) > 0.009
+
+
+@virtual
+async def test_a_batch_takes_its_next_rows_when_those_before_them_are_prepared(
+    gates: Gatehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await gates.define(None)
+    house = gates.add()
+    taken: set[int] = set()
+
+    class Labels(UserDict[str, str]):
+        """Notes that its row is taken."""
+
+        def keys(self) -> KeysView[str]:
+            taken.add(int(self.data["row"]))
+            return self.data.keys()
+
+    prepared = 0
+
+    def prepare(admissions: Sequence[Admission]) -> Sequence[Admission]:
+        nonlocal prepared
+        prepared += len(admissions)
+        assert len(taken) == prepared
+        return house.store.real.prepare_admissions(admissions)
+
+    await house.started()  # it is known that the workflow has no for-each
+    monkeypatch.setattr(house.store, "prepare_admissions", prepare)
+    rows = [StartRow({}, Labels(row=str(each)), f"key-{each}") for each in range(1_000)]
+    answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
+    assert [type(answer) for answer in answers] == [RunStarted] * 1_000
+    assert prepared == 1_000
+    assert house.store.calls["admit_many"] > 2
 
 
 @virtual

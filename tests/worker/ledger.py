@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Literal, TypeAlias, assert_never
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from stanchion.core.json_value import JsonValue
 from stanchion.transport.messages import HttpReply
@@ -90,7 +91,14 @@ class Ledger:
 
     # ── What a test says and asks ────────────────────────────────────────────────────────────────
 
-    def put(self, job_id: str, topic: str = "t", input: JsonValue = None) -> None:  # noqa: A002 - as in the protocol
+    def put(
+        self,
+        job_id: str,
+        topic: str = "t",
+        input: JsonValue = None,  # noqa: A002 - as in the protocol
+        *,
+        traceparent: str | UnsetType = UNSET,
+    ) -> None:
         self._jobs[job_id] = LeasedJob(
             job_id=job_id,
             tenant="acme",
@@ -102,6 +110,7 @@ class Ledger:
             fence=0,
             lease_ttl_ms=self.ttl_ms,
             delivery=0,
+            traceparent=traceparent,
         )
         self._ready.append(job_id)
         self._wake()

@@ -7,7 +7,12 @@ import itertools
 import threading
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from stanchion import telemetry
+from stanchion.core.lease import FenceCause
 from stanchion.wire.worker import JobError
 from stanchion.worker import FinalError, Job, JobFailed, Worker, WorkerRefused, events
 from stanchion.worker.worker import RunOptions
@@ -52,6 +57,39 @@ async def test_the_end_of_a_job_is_an_event_with_its_duration(
     (ended,) = stage.told(events.JobEnded)
     assert (ended.job_id, ended.topic, ended.took_ms) == ("run:step@1", "t", 2_000)
     assert ended.status == stage.ledger.results["run:step@1"].status
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@on_stage
+async def test_the_span_of_a_job_says_how_it_ended(stage: Stage, is_lost: bool) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    began = asyncio.Event()
+
+    @stage.app.task("t")
+    async def work(_job: Job) -> None:
+        began.set()
+        await asyncio.sleep(100)
+
+    stage.ledger.put("run:step@1", traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
+    telemetry.tracing = telemetry.Tracing(provider, None)
+    try:
+        async with stage.working():
+            await began.wait()
+            await asyncio.sleep(1)
+            if is_lost:
+                stage.ledger.revoke("run:step@1", "expired")
+                await asyncio.sleep(5)
+            else:
+                await stage.ledger.all_done(within_s=200)
+    finally:
+        telemetry.tracing = None
+    [span] = exporter.get_finished_spans()
+    outcome = (span.attributes or {})[telemetry.OUTCOME]
+    assert outcome == (str(FenceCause.TAKEN) if is_lost else "succeeded")
+    said = "the lease was lost: taken" if is_lost else None
+    assert span.status.description == said
 
 
 class _Odd(BaseException):
