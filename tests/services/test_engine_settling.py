@@ -299,7 +299,7 @@ async def test_only_an_error_of_our_own_is_logged_when_results_are_settled(
 ) -> None:
     lines: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = lines.append  # type: ignore[method-assign]  # shorter than a class
+    handler.emit = lines.append  # type: ignore[method-assign,assignment]  # shorter than a class
     LOGGER.addHandler(handler)
     try:
         one = world.add(locks_are_local=True)
