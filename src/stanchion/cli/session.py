@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from stanchion.cli.errors import CallContext, CliError, Exit, error_from
 from stanchion.cli.text import IDENT_CHARS, Column, rows_of, sentence, yaml_lines
+from stanchion.core.ranges import range_of
 from stanchion.transport.blocking import (
     BlockingFailover,
     BlockingStream,
@@ -513,6 +514,12 @@ limit_and_cursor = with_options(
 )
 """The options of a list."""
 watch_option = click.option("--watch", is_flag=True, help="Show it again every two seconds.")
+
+
+def number_in(kind: object) -> click.IntRange | click.FloatRange:
+    """The type of an option whose range an annotated type states."""
+    low, high, is_integer = range_of(kind)
+    return click.IntRange(int(low), int(high)) if is_integer else click.FloatRange(low, high)
 
 
 def key_option(what: str) -> Callable[[_F], _F]:

@@ -11,10 +11,13 @@ from typing import Final, Literal
 import msgspec
 
 from stanchion.config.addresses import is_redis
+from stanchion.core.lease import TermS
+from stanchion.core.ranges import range_of
 from stanchion.core.url import shown_url
 
 PREFIX: Final = "STANCHION_"
 FILE_SUFFIX: Final = "_FILE"
+_TERM_S: Final = range_of(TermS)
 _DAY_S: Final = 86_400.0
 
 
@@ -165,16 +168,16 @@ OPTIONS: Final = (
         kind="seconds",
         metavar="SECONDS",
         help="How long a replica holds a run without renewing.",
-        least=0.1,
-        most=3600,
+        least=_TERM_S.low,
+        most=_TERM_S.high,
     ),
     Option(
         name="job_lease_ttl_s",
         kind="seconds",
         metavar="SECONDS",
         help="How long a worker holds a job without renewing.",
-        least=0.1,
-        most=3600,
+        least=_TERM_S.low,
+        most=_TERM_S.high,
     ),
     Option(
         name="admin_key",

@@ -9,14 +9,19 @@ bound to a run only in the transaction that creates the run, so a refusal change
 from __future__ import annotations
 
 import hashlib
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from stanchion.core.budget import OverBudget
 from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, RunId, WorkflowId
 from stanchion.core.queue import OnFull
+
+ConcurrencyLimit: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""How many runs of a tenant, or leases of a topic, there may be at the same time."""
+RatePerS: TypeAlias = Annotated[float, Meta(ge=0.000_001, le=1_000_000)]
 
 
 class KeyRecord(msgspec.Struct, frozen=True):

@@ -21,12 +21,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from stanchion.core.model import Instant
+from stanchion.core.ranges import check_ranges
 
 BUDGET_NAME_CHARS_MAX: Final = 64
 BUDGET_NAME_PATTERN: Final = (
@@ -36,9 +38,11 @@ BUDGET_NAME_PATTERN: Final = (
 """Visible characters."""
 BUDGETS_MAX: Final = 16
 """Names in one configuration, workflow or report."""
-BUDGET_LIMIT_MAX: Final = 10**15
+BudgetMax: TypeAlias = Annotated[int, Meta(ge=0, le=10**15)]
+"""The limit of a budget."""
 BUDGET_AMOUNT_MAX: Final = 10**12
 """The largest reservation, and the largest usage of one delivery of a job."""
+BudgetAmount: TypeAlias = Annotated[int, Meta(ge=0, le=BUDGET_AMOUNT_MAX)]
 CLOCK_STEP_MAX_MS: Final = 3_600_000
 """A window that begins later than this after now is of a clock that was wrong."""
 _HOUR_MS: Final = 3_600_000
@@ -58,13 +62,12 @@ class BudgetWindow(StrEnum):
 class BudgetLimit(msgspec.Struct, frozen=True):
     """A budget in the configuration of a tenant."""
 
-    limit: int
+    limit: BudgetMax
     window: BudgetWindow
 
     def __post_init__(self) -> None:
         """Check the range that every store supports. Raises ``ValueError``."""
-        if not 0 <= self.limit <= BUDGET_LIMIT_MAX:
-            raise ValueError(f"limit must be from 0 to {BUDGET_LIMIT_MAX}")
+        check_ranges(self)
 
 
 class BudgetTally(msgspec.Struct, frozen=True):

@@ -24,17 +24,16 @@ call, so how often it is called does not change the verdict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import IntEnum, StrEnum
-from itertools import chain
-from types import MappingProxyType
-from typing import Final, assert_never
+from typing import Annotated, Final, assert_never
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
+from stanchion.core.faults import Faults, fault_unless
 from stanchion.core.model import Instant, Risk
-from stanchion.core.retry import Faults, fault_unless, out_of_range
+from stanchion.core.ranges import range_faults
 
 ANNOUNCEMENT_LAPSES_MS: Final = 30_000
 PEERS_MAX: Final = 256
@@ -50,18 +49,6 @@ longer gap the process may have been suspended, and its counts say nothing.
 """
 _DAY_MS: Final = 24 * 60 * 60 * 1_000
 _DAY_S: Final = 24 * 60 * 60
-
-RANGES: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
-    {
-        "fallbacks_per_s": (0.001, 1_000_000),
-        "window_s": (1, _DAY_S),
-        "dwell_s": (0, _DAY_S),
-        "quiet_divisor": (1, 1_000),
-        "probes_min": (0, 1_000),
-        "trips_per_day_max": (0, 1_000),
-    }
-)
-"""The least and the highest value of each number in ``Escalation``."""
 
 
 def observe(
@@ -150,14 +137,14 @@ class Order(StrEnum):
 class Escalation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Thresholds: when to escalate, which classes to close, when to recover."""
 
-    fallbacks_per_s: float = 0.1
-    window_s: float = 300
+    fallbacks_per_s: Annotated[float, Meta(ge=0.001, le=1_000_000)] = 0.1
+    window_s: Annotated[float, Meta(ge=1, le=_DAY_S)] = 300
     closes: tuple[Risk, ...] = (Risk.HIGH, Risk.STANDARD)
-    dwell_s: float = 600
-    quiet_divisor: int = 5
+    dwell_s: Annotated[float, Meta(ge=0, le=_DAY_S)] = 600
+    quiet_divisor: Annotated[int, Meta(ge=1, le=1_000)] = 5
     """Recovery needs a rate below the threshold divided by this (hysteresis)."""
-    probes_min: int = 3
-    trips_per_day_max: int = 2
+    probes_min: Annotated[int, Meta(ge=0, le=1_000)] = 3
+    trips_per_day_max: Annotated[int, Meta(ge=0, le=1_000)] = 2
 
     @property
     def slice_ms(self) -> int:
@@ -252,10 +239,7 @@ def begin(replica: str, now: Instant, *, latched: bool = False) -> EscalationSta
 def faults(settings: Escalation) -> Faults:
     """All faults of the settings; empty if they are valid."""
     return (
-        *chain.from_iterable(
-            out_of_range(name, getattr(settings, name), low, high)
-            for name, (low, high) in RANGES.items()
-        ),
+        *range_faults(settings),
         *fault_unless(
             len(set(settings.closes)) == len(settings.closes), "closes", "names a class twice"
         ),

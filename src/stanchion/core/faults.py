@@ -42,6 +42,14 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{place}: {self.message}" if place else self.message
 
 
+Faults: TypeAlias = tuple[Fault, ...]
+
+
+def fault_unless(good: bool, path: str, message: str) -> Faults:  # noqa: FBT001 - a condition, not a switch
+    """A fault if the condition does not hold."""
+    return () if good else (Fault(path, message),)
+
+
 class WorkflowFaults(msgspec.Struct, frozen=True):
     """The faults of a workflow that cannot be used: at least one."""
 

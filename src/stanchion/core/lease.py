@@ -6,13 +6,16 @@ import math
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import ClassVar, Final, NewType, TypeAlias, assert_never
+from typing import Annotated, ClassVar, Final, NewType, TypeAlias, assert_never
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
+from stanchion.core.faults import Faults, fault_unless
 from stanchion.core.model import Risk
-from stanchion.core.retry import Faults, fault_unless, out_of_range, within
+from stanchion.core.ranges import range_faults
+from stanchion.core.retry import within
 
 # A lease is a lock that expires. The store that grants it counts down its term (the TTL) and then
 # grants the name to the next caller, without a message to the former holder. So a holder must
@@ -71,6 +74,8 @@ FAILURES_KNOWN_IN_TIME: Final = 3
 _TRUSTED_PERCENT: Final = 99
 _TTL_MS_MIN: Final = 100
 _TTL_MS_MAX: Final = 60 * 60 * 1_000
+TermS: TypeAlias = Annotated[float, Meta(ge=_TTL_MS_MIN / 1_000, le=_TTL_MS_MAX // 1_000)]
+"""The term of a lock or lease in a document or request, in seconds."""
 _MARGIN_MS_MAX: Final = 500
 _RENEW_TIMEOUT_MS_MAX: Final = 2_000
 _LAST_SLACK_MS_MAX: Final = 1_000
@@ -223,7 +228,7 @@ class RetrySchedule(StrEnum):
 class LeaseTerms(msgspec.Struct, frozen=True):
     """The times of a lease, derived from its term. Fractions are truncated: too early is safe."""
 
-    ttl_ms: int
+    ttl_ms: Annotated[int, Meta(ge=_TTL_MS_MIN, le=_TTL_MS_MAX)]
     margin_ms: int
     schedule: RetrySchedule = RetrySchedule.SOON
 
@@ -311,8 +316,10 @@ JOB_TERMS: Final = job_terms_for(60_000)
 def faults(terms: LeaseTerms) -> Faults:
     """All faults of the terms; empty if they are valid."""
     return (
-        *out_of_range("ttl_ms", terms.ttl_ms, _TTL_MS_MIN, _TTL_MS_MAX),
-        *out_of_range("margin_ms", terms.margin_ms, 1, terms.ttl_ms),
+        *range_faults(terms),
+        *fault_unless(
+            1 <= terms.margin_ms <= terms.ttl_ms, "margin_ms", f"must be from 1 to {terms.ttl_ms}"
+        ),
     ) or fault_unless(
         terms.known_after_ms(FAILURES_KNOWN_IN_TIME) < terms.trusted_ms,
         "margin_ms",
@@ -357,6 +364,7 @@ _REASONS: Final = {
 # lock is not a failure: a name that another holder has is skipped in every class.
 
 RENEWAL_FAILURES_MAX: Final = 100
+RenewalFailures: TypeAlias = Annotated[int, Meta(ge=1, le=RENEWAL_FAILURES_MAX)]
 
 
 class OnLockError(StrEnum):
@@ -380,7 +388,7 @@ class LeasePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     on_lock_error: OnLockError
     on_renewal_lost: OnRenewalLost
-    renewal_failures_max: int = 3
+    renewal_failures_max: RenewalFailures = 3
 
 
 class LeaseOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -388,7 +396,7 @@ class LeaseOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
     on_lock_error: OnLockError | None = None
     on_renewal_lost: OnRenewalLost | None = None
-    renewal_failures_max: int | None = None
+    renewal_failures_max: RenewalFailures | None = None
 
 
 DEFAULT_POLICIES: Final[Mapping[Risk, LeasePolicy]] = MappingProxyType(
@@ -418,11 +426,7 @@ def policy_for(
 
 def policy_faults(policy: LeasePolicy | LeaseOverride) -> Faults:
     """All faults of the policy; empty if it is valid."""
-    if policy.renewal_failures_max is None:
-        return ()
-    return out_of_range(
-        "renewal_failures_max", policy.renewal_failures_max, 1, RENEWAL_FAILURES_MAX
-    )
+    return range_faults(policy)
 
 
 # ── Acquiring: what the store said, and what to do about it ──────────────────────────────────────

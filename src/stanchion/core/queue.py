@@ -24,22 +24,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 from itertools import zip_longest
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from stanchion.core.events import Timer, TimerKind
 from stanchion.core.model import Instant, Run, RunId, RunStatus
 from stanchion.core.transition import Transition
 
 PRIORITY_MAX: Final = 9
+Priority: TypeAlias = Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]
+"""Higher ones are served first."""
 PRIORITY_DEFAULT: Final = 5
 FAIRNESS_KEY_CHARS_MAX: Final = 64
-QUEUE_MAX_MAX: Final = 10_000
+QueueMax: TypeAlias = Annotated[int, Meta(ge=1, le=10_000)]
+"""How many runs of a tenant may wait."""
 PROMOTED_AT_ONCE_MAX: Final = 100
 """Runs that one step promotes: some 10 ms of work for SQLite or Redis."""
-QUEUE_WAIT_S_MIN: Final = 0.1
-QUEUE_WAIT_S_MAX: Final = 604_800
+QueueWaitS: TypeAlias = Annotated[float, Meta(ge=0.1, le=604_800)]
+"""How long a run may wait."""
 QUEUE_TIMEOUT: Final = "queue_timeout"
 """The error code of a run that waited too long."""
 QUEUE_TIMER: Final = Timer(TimerKind.QUEUE)
@@ -60,8 +64,7 @@ class OnFull(StrEnum):
 class QueueRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a start wants to wait, if it has to."""
 
-    priority: int = PRIORITY_DEFAULT
-    """From 0 to ``PRIORITY_MAX``; higher ones are served first."""
+    priority: Priority = PRIORITY_DEFAULT
     fairness_key: str = ""
     on_full: OnFull | None = None
     """``None``: as the tenant's configuration says."""

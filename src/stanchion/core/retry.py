@@ -18,15 +18,19 @@ import hashlib
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias, assert_never
+from typing import Annotated, Final, Literal, TypeAlias, assert_never
 
 import msgspec
+from msgspec import Meta
 
-from stanchion.core.faults import Fault
+from stanchion.core.faults import Fault, Faults, fault_unless
 from stanchion.core.limits import ATTEMPTS_MAX, BACKOFF_MS_MAX
 from stanchion.core.model import Instant
+from stanchion.core.ranges import range_faults
 
 FACTOR_MAX: Final = 10
+BackoffMs: TypeAlias = Annotated[int, Meta(ge=0, le=BACKOFF_MS_MAX)]
+BackoffMsFrom1: TypeAlias = Annotated[int, Meta(ge=1, le=BACKOFF_MS_MAX)]
 
 
 def backoff_ms(policy: Backoff, attempt: int, sample: float) -> int:
@@ -90,24 +94,24 @@ class _Backoff(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fie
 class Fixed(_Backoff, frozen=True, tag="fixed", omit_defaults=True):
     """A constant delay. Callers that collide once will collide again."""
 
-    delay_ms: int
-    jitter_ms: int = 0
+    delay_ms: BackoffMs
+    jitter_ms: BackoffMs = 0
     """Not used. Kept so that a change of ``kind`` alone switches to ``fixed`` and back."""
 
 
 class BoundedJitter(_Backoff, frozen=True, tag="jitter"):
     """A delay in [delay_ms − jitter_ms, delay_ms + jitter_ms]."""
 
-    delay_ms: int
-    jitter_ms: int
+    delay_ms: BackoffMs
+    jitter_ms: BackoffMs
 
 
 class Exponential(_Backoff, frozen=True, kw_only=True, tag="exponential", omit_defaults=True):
     """A delay that grows by ``factor`` up to ``cap_ms``; with full jitter, at most that delay."""
 
-    base_ms: int
-    cap_ms: int
-    factor: float = 2.0
+    base_ms: BackoffMsFrom1
+    cap_ms: BackoffMsFrom1
+    factor: Annotated[float, Meta(ge=1, le=FACTOR_MAX)] = 2.0
     jitter: Literal["full", "none"] = "full"
 
 
@@ -137,14 +141,14 @@ class RetryClass(StrEnum):
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often and how long a caller retries answers of one class."""
 
-    attempts_max: int
+    attempts_max: Annotated[int, Meta(ge=1, le=ATTEMPTS_MAX)]
     """Attempts that may end in this class, the first one included."""
-    total_ms_max: int
+    total_ms_max: BackoffMs
     """From the start of the first attempt to the start of the last."""
-    retry_after_ms_max: int
+    retry_after_ms_max: BackoffMs
     """A caller gives up if ``Retry-After`` is longer than this."""
     backoff: Backoff
-    spread: float = 0.25
+    spread: Annotated[float, Meta(ge=0, le=1)] = 0.25
 
 
 RETRIES: Final[Mapping[RetryClass, RetryPolicy]] = MappingProxyType(
@@ -239,8 +243,8 @@ _MICRO: Final = 1_000_000
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token bucket: every retry of the process takes one token; tokens return with time."""
 
-    tokens_max: int
-    refill_per_s: float
+    tokens_max: Annotated[int, Meta(ge=1, le=_MICRO)]
+    refill_per_s: Annotated[float, Meta(ge=0, le=_MICRO)]
 
 
 BUDGETS: Final[Mapping[RetryClass, Budget]] = MappingProxyType(
@@ -286,12 +290,15 @@ def faults(policy: Backoff | RetryPolicy | Budget, *, lock_ttl_ms: int | None = 
 
     ``lock_ttl_ms`` is the term of the lock that the policy waits for, if any.
     """
+    return (*range_faults(policy), *_disagreements(policy, lock_ttl_ms))
+
+
+def _disagreements(policy: Backoff | RetryPolicy | Budget, lock_ttl_ms: int | None) -> Faults:
+    """Faults of members that do not fit together."""
     match policy:
         case Fixed() | BoundedJitter():
             # Also checked for ``fixed``, which ignores it: else switching back could fail.
             return (
-                *out_of_range("delay_ms", policy.delay_ms, 0, BACKOFF_MS_MAX),
-                *out_of_range("jitter_ms", policy.jitter_ms, 0, BACKOFF_MS_MAX),
                 *fault_unless(policy.jitter_ms <= policy.delay_ms, "jitter_ms", "exceeds delay_ms"),
                 *fault_unless(
                     lock_ttl_ms is None or policy.jitter_ms < lock_ttl_ms,
@@ -300,41 +307,14 @@ def faults(policy: Backoff | RetryPolicy | Budget, *, lock_ttl_ms: int | None = 
                 ),
             )
         case Exponential():
-            return (
-                *out_of_range("base_ms", policy.base_ms, 1, BACKOFF_MS_MAX),
-                *out_of_range("cap_ms", policy.cap_ms, 1, BACKOFF_MS_MAX),
-                *fault_unless(policy.base_ms <= policy.cap_ms, "cap_ms", "is below base_ms"),
-                *out_of_range("factor", policy.factor, 1, FACTOR_MAX),
-            )
+            return fault_unless(policy.base_ms <= policy.cap_ms, "cap_ms", "is below base_ms")
         case RetryPolicy():
-            return (
-                *out_of_range("attempts_max", policy.attempts_max, 1, ATTEMPTS_MAX),
-                *out_of_range("total_ms_max", policy.total_ms_max, 0, BACKOFF_MS_MAX),
-                *out_of_range("retry_after_ms_max", policy.retry_after_ms_max, 0, BACKOFF_MS_MAX),
-                *out_of_range("spread", policy.spread, 0, 1),
-                *(Fault(f"backoff.{each.path}", each.message) for each in faults(policy.backoff)),
-            )
+            found = faults(policy.backoff)
+            return tuple(Fault(f"backoff.{each.path}", each.message) for each in found)
         case Budget():
-            return (
-                *out_of_range("tokens_max", policy.tokens_max, 1, _MICRO),
-                *out_of_range("refill_per_s", policy.refill_per_s, 0, _MICRO),
-            )
+            return ()
         case _:
             assert_never(policy)
-
-
-Faults: TypeAlias = tuple[Fault, ...]
-
-
-def out_of_range(path: str, number: float, low: float, high: float) -> Faults:
-    """A fault if the number is not from ``low`` to ``high``."""
-    # Written so that NaN, for which every comparison is false, is a fault.
-    return fault_unless(low <= number <= high, path, f"must be from {low} to {high}")
-
-
-def fault_unless(good: bool, path: str, message: str) -> Faults:  # noqa: FBT001 - a condition, not a switch
-    """A fault if the condition does not hold."""
-    return () if good else (Fault(path, message),)
 
 
 class WorkAllowance(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,28 +13,28 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from stanchion.core import escalation, retry
 from stanchion.core.escalation import Escalation
-from stanchion.core.faults import Fault, Findings
+from stanchion.core.faults import Fault, Faults, Findings
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.lease import (
     DEFAULT_POLICIES,
-    RENEWAL_FAILURES_MAX,
     LeasePolicy,
     OnLockError,
     OnRenewalLost,
+    TermS,
 )
-from stanchion.core.limits import BACKOFF_MS_MAX
 from stanchion.core.merge_patch import merged, note_strangers
 from stanchion.core.model import Risk
-from stanchion.core.retry import BoundedJitter, Faults, Fixed
+from stanchion.core.retry import BackoffMsFrom1, BoundedJitter, Fixed
 from stanchion.core.workflow_file.record import Member, Record
-from stanchion.core.workflow_file.shape import Items, Real, Whole, Word
+from stanchion.core.workflow_file.shape import Items, Word, number_of
 
 Rhythm: TypeAlias = Fixed | BoundedJitter
 """How long to wait before the next attempt to acquire a contended lock."""
@@ -53,8 +53,8 @@ class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the admission gate."""
 
     strategy: Strategy = Strategy.ATOMIC
-    lock_ttl_s: float = 10
-    lock_wait_s: float = 2
+    lock_ttl_s: TermS = 10
+    lock_wait_s: Annotated[float, Meta(ge=0, le=60)] = 2
     """How long a start may wait in total; it is answered at most half a second later."""
     lock_retry: Rhythm = BoundedJitter(delay_ms=10, jitter_ms=5)
 
@@ -86,7 +86,7 @@ class LockBusy(msgspec.Struct, frozen=True, kw_only=True):
     """When to retry a run whose lock another replica has, or whose lock store is unavailable."""
 
     retry: Rhythm = BoundedJitter(delay_ms=500, jitter_ms=200)
-    backend_error_delay_ms: int = 1_000
+    backend_error_delay_ms: BackoffMsFrom1 = 1_000
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,11 +99,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULTS: Final = Settings()
-
-
-LOCK_TTL_S_MIN: Final = 0.1
-LOCK_TTL_S_MAX: Final = 3_600
-LOCK_WAIT_S_MAX: Final = 60
 
 
 def read_settings(document: JsonValue, *, run_lease_ttl_ms: int) -> Settings | Faults:
@@ -215,10 +210,9 @@ def _number(number: float) -> int | float:
     return int(number) if float(number).is_integer() else number
 
 
-# ── Shapes: every member there is, and its range ─────────────────────────────────────────────────
+# ── Shapes: every member there is. The ranges are those that the values above state ─────────────
 
 _Enum = TypeVar("_Enum", bound=StrEnum)
-_MS: Final = Whole(0, BACKOFF_MS_MAX)
 _KINDS: Final[Mapping[str, type[Rhythm]]] = {"fixed": Fixed, "jitter": BoundedJitter}
 
 
@@ -245,8 +239,11 @@ def _rhythm_faults(rhythm: Rhythm) -> Iterator[tuple[str, str]]:
 def _rhythm_members() -> dict[str, Member]:
     return {
         "kind": Member(Word(_KINDS), "fixed: always delay_ms; jitter: up to jitter_ms off it."),
-        "delay_ms": Member(_MS, "The wait before asking again."),
-        "jitter_ms": Member(_MS, "How far the wait may be off, up or down. Kept while fixed."),
+        "delay_ms": Member(number_of(BoundedJitter, "delay_ms"), "The wait before asking again."),
+        "jitter_ms": Member(
+            number_of(BoundedJitter, "jitter_ms"),
+            "How far the wait may be off, up or down. Kept while fixed.",
+        ),
     }
 
 
@@ -263,9 +260,11 @@ _ADMISSION: Final = Record(
     {
         **_OVERRIDABLE,
         "lock_ttl_s": Member(
-            Real(LOCK_TTL_S_MIN, LOCK_TTL_S_MAX), "After so long a lock ends by itself."
+            number_of(AdmissionSettings, "lock_ttl_s"), "After so long a lock ends by itself."
         ),
-        "lock_wait_s": Member(Real(0, LOCK_WAIT_S_MAX), "What a start may wait for the gate."),
+        "lock_wait_s": Member(
+            number_of(AdmissionSettings, "lock_wait_s"), "What a start may wait for the gate."
+        ),
     },
     AdmissionSettings,
 )
@@ -287,7 +286,8 @@ _LOCK_BUSY: Final = Record(
     {
         **_rhythm_members(),
         "backend_error_delay_ms": Member(
-            Whole(1, BACKOFF_MS_MAX), "The wait when the lock store cannot be asked."
+            number_of(LockBusy, "backend_error_delay_ms"),
+            "The wait when the lock store cannot be asked.",
         ),
     },
     _lock_busy,
@@ -297,7 +297,8 @@ _POLICY: Final = {
     "on_lock_error": Member(_word(OnLockError), "When the lock store cannot be asked."),
     "on_renewal_lost": Member(_word(OnRenewalLost), "When a lease is no longer trusted."),
     "renewal_failures_max": Member(
-        Whole(1, RENEWAL_FAILURES_MAX), "Failed renewals in a row that count as lost."
+        number_of(LeasePolicy, "renewal_failures_max"),
+        "Failed renewals in a row that count as lost.",
     ),
 }
 
@@ -320,28 +321,24 @@ _POLICIES: Final = Record(
 )
 
 
-def _real(name: str) -> Real:
-    return Real(*escalation.RANGES[name])
-
-
-def _whole(name: str) -> Whole:
-    low, high = escalation.RANGES[name]
-    return Whole(int(low), int(high))
-
-
+_threshold: Final = partial(number_of, Escalation)
 _ESCALATION: Final = Record(
     "escalation",
     {
-        "fallbacks_per_s": Member(_real("fallbacks_per_s"), "The rate above which it counts."),
-        "window_s": Member(_real("window_s"), "For how long the rate must stay above."),
+        "fallbacks_per_s": Member(_threshold("fallbacks_per_s"), "The rate above which it counts."),
+        "window_s": Member(_threshold("window_s"), "For how long the rate must stay above."),
         "closes": Member(Items(_word(Risk), len(Risk)), "The classes that then fail closed."),
-        "dwell_s": Member(_real("dwell_s"), "How long it must be quiet before it opens again."),
-        "quiet_divisor": Member(
-            _whole("quiet_divisor"), "Quiet is a rate below the threshold over this."
+        "dwell_s": Member(
+            _threshold("dwell_s"), "How long it must be quiet before it opens again."
         ),
-        "probes_min": Member(_whole("probes_min"), "Good answers of the lock store it also takes."),
+        "quiet_divisor": Member(
+            _threshold("quiet_divisor"), "Quiet is a rate below the threshold over this."
+        ),
+        "probes_min": Member(
+            _threshold("probes_min"), "Good answers of the lock store it also takes."
+        ),
         "trips_per_day_max": Member(
-            _whole("trips_per_day_max"), "More trips than this in a day latch it."
+            _threshold("trips_per_day_max"), "More trips than this in a day latch it."
         ),
     },
     Escalation,

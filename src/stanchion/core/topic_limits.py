@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from stanchion.core.admission import Rate
+from stanchion.core.admission import ConcurrencyLimit, Rate, RatePerS
 from stanchion.core.model import Instant, JobId, TenantId, Topic
 
 LIMITS_MAX: Final = 500
@@ -62,9 +62,9 @@ class TopicLimit(msgspec.Struct, frozen=True, kw_only=True):
     topics: tuple[str, ...]
     """Topics, and prefixes that end in ``.*``."""
     per: LimitScope = LimitScope.DEPLOYMENT
-    max_running: int | None = None
+    max_running: ConcurrencyLimit | None = None
     """Leases at the same time; 0 stops the topics."""
-    rate_per_s: float | None = None
+    rate_per_s: RatePerS | None = None
     """New leases per second, with a burst of ``max(1, rate_per_s)``."""
 
     def covers(self, topic: Topic) -> bool:

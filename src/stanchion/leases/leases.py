@@ -21,9 +21,10 @@ from stanchion.adapters.system import SystemClock, SystemEntropy
 from stanchion.core import lease
 from stanchion.core import lease as rules
 from stanchion.core import retry as backoffs
+from stanchion.core.faults import Faults
 from stanchion.core.lease import DEFAULT_POLICIES, LeasePolicy, LeaseTerms, terms_for
 from stanchion.core.model import Risk
-from stanchion.core.retry import Backoff, Faults
+from stanchion.core.retry import Backoff
 from stanchion.leases.backend import store_at
 from stanchion.leases.holder import HoldRequest, LeaseHolder, LeaseUnavailable
 from stanchion.leases.waiting import DEFAULT_RETRY, Order

@@ -9,7 +9,7 @@ from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar, overload
 import msgspec
 from msgspec.structs import replace
 
-from stanchion.core.admission import KeyRecord, Refused
+from stanchion.core.admission import ConcurrencyLimit, KeyRecord, RatePerS, Refused
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import BudgetLimit
 from stanchion.core.commit import (
@@ -41,22 +41,19 @@ from stanchion.core.model import (
     WorkflowSource,
 )
 from stanchion.core.queue import (
-    QUEUE_MAX_MAX,
-    QUEUE_WAIT_S_MAX,
-    QUEUE_WAIT_S_MIN,
     OnFull,
+    QueueMax,
     QueueRequest,
+    QueueWaitS,
 )
+from stanchion.core.ranges import check_ranges
 from stanchion.core.run import evolve, start_with
 from stanchion.core.schedule import TickMark
 from stanchion.core.transition import DispatchJob, TimelineEntry, Transition
 from stanchion.core.workflow import Workflow
 
 __all__ = [
-    "CAP_MAX",
     "EVERY_RUN",
-    "RATE_MAX",
-    "RATE_MIN",
     "Acceptance",
     "Accepted",
     "Admission",
@@ -581,17 +578,12 @@ class WorkflowUse(msgspec.Struct, frozen=True):
     """The unfinished runs of the shared workflow, in any version."""
 
 
-CAP_MAX: Final = 2**31 - 1
-RATE_MIN: Final = 0.000_001
-RATE_MAX: Final = 1_000_000
-
-
 class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
     """The configuration of a tenant. One without a stored configuration has these defaults."""
 
-    max_concurrent_runs: int | None = 10
+    max_concurrent_runs: ConcurrencyLimit | None = 10
     """``None``: no cap."""
-    job_rate_per_s: float | None = None
+    job_rate_per_s: RatePerS | None = None
     """``None``: no limit."""
     admission: JsonObject | None = None
     workflows: dict[WorkflowId, int] = {}
@@ -600,9 +592,9 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
     """By name, what its runs may use in a window of time."""
     on_full: OnFull = OnFull.REJECT
     """What a start gets while no slot is free."""
-    queue_max: int = 100
+    queue_max: QueueMax = 100
     """How many runs may wait."""
-    queue_wait_s: float = 300.0
+    queue_wait_s: QueueWaitS = 300.0
     """How long a run may wait, from its creation on."""
 
     @property
@@ -612,15 +604,7 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Check the ranges that every store supports. Raises ``ValueError``."""
-        if self.max_concurrent_runs is not None and not 0 <= self.max_concurrent_runs <= CAP_MAX:
-            raise ValueError(f"max_concurrent_runs must be from 0 to {CAP_MAX}")
-        # Written so that NaN, for which every comparison is false, is refused.
-        if self.job_rate_per_s is not None and not RATE_MIN <= self.job_rate_per_s <= RATE_MAX:
-            raise ValueError(f"job_rate_per_s must be from {RATE_MIN:f} to {RATE_MAX}")
-        if not 1 <= self.queue_max <= QUEUE_MAX_MAX:
-            raise ValueError(f"queue_max must be from 1 to {QUEUE_MAX_MAX}")
-        if not QUEUE_WAIT_S_MIN <= self.queue_wait_s <= QUEUE_WAIT_S_MAX:
-            raise ValueError(f"queue_wait_s must be from {QUEUE_WAIT_S_MIN} to {QUEUE_WAIT_S_MAX}")
+        check_ranges(self)
 
 
 class TenantStanding(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,10 +9,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from stanchion.core.budget import BUDGET_LIMIT_MAX, BUDGETS_MAX
+from stanchion.core.admission import ConcurrencyLimit, RatePerS
+from stanchion.core.budget import BUDGETS_MAX, BudgetMax
 from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.lease import TermS
 from stanchion.core.model import Risk
-from stanchion.core.queue import QUEUE_MAX_MAX, QUEUE_WAIT_S_MAX, QUEUE_WAIT_S_MIN, OnFull
+from stanchion.core.queue import OnFull, QueueMax, QueueWaitS
 from stanchion.wire.identifiers import (
     BudgetName,
     Comment,
@@ -47,8 +49,8 @@ class Role(StrEnum):
 class TenantConfig(_Request, frozen=True, kw_only=True):
     """A tenant's limits."""
 
-    max_concurrent_runs: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = 10
-    job_rate_per_s: Annotated[float, Meta(ge=0.000_001, le=1_000_000)] | None = None
+    max_concurrent_runs: ConcurrencyLimit | None = 10
+    job_rate_per_s: RatePerS | None = None
     admission: JsonObject | None = None
     """``strategy`` and ``lock_retry``, in place of those of the settings."""
     workflows: Annotated[dict[str, WorkflowVersion], Meta(max_length=200)] = {}
@@ -57,16 +59,16 @@ class TenantConfig(_Request, frozen=True, kw_only=True):
     """What its runs may use in a window of time, by name."""
     on_full: OnFull = OnFull.REJECT
     """What a start gets while no slot is free: 429, or a place in the queue."""
-    queue_max: Annotated[int, Meta(ge=1, le=QUEUE_MAX_MAX)] = 100
+    queue_max: QueueMax = 100
     """How many runs may wait; further starts get 429 ``queue_full``."""
-    queue_wait_s: Annotated[float, Meta(ge=QUEUE_WAIT_S_MIN, le=QUEUE_WAIT_S_MAX)] = 300.0
+    queue_wait_s: QueueWaitS = 300.0
     """How long a run may wait; then it ends as ``timed_out`` with the code ``queue_timeout``."""
 
 
 class BudgetConfig(_Request, frozen=True, kw_only=True):
     """A budget of a tenant."""
 
-    limit: Annotated[int, Meta(ge=0, le=BUDGET_LIMIT_MAX)]
+    limit: BudgetMax
     window: Literal["hour", "day", "month", "total"]
     """Hours, days and months begin in UTC; ``total`` never ends."""
 
@@ -133,9 +135,9 @@ class PutLimit(_Request, frozen=True, kw_only=True):
     topics: Annotated[tuple[LimitedTopic, ...], Meta(min_length=1, max_length=100)]
     per: Literal["deployment", "tenant"] = "deployment"
     """Whether all tenants share the limit, or each tenant has it for itself."""
-    max_running: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    max_running: ConcurrencyLimit | None = None
     """Jobs that are leased at the same time; 0 stops the topics."""
-    rate_per_s: Annotated[float, Meta(ge=0.000_001, le=1_000_000)] | None = None
+    rate_per_s: RatePerS | None = None
     """New leases per second. So many, and at least one, may come at once."""
 
 
@@ -164,7 +166,7 @@ class HoldLease(_Request, frozen=True, kw_only=True):
     """Hold a lock as an operator, for a limited time."""
 
     name: LockName
-    ttl_s: Annotated[float, Meta(ge=0.1, le=3600)]
+    ttl_s: TermS
 
 
 class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):

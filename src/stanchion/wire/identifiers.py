@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta
 
-from stanchion.core.budget import BUDGET_AMOUNT_MAX, BUDGET_NAME_PATTERN, BUDGETS_MAX
+from stanchion.core.budget import BUDGET_NAME_PATTERN, BUDGETS_MAX, BudgetAmount
 from stanchion.core.limits import (
     ERROR_MESSAGE_CHARS_MAX,
     ID_CHARS_MAX,
@@ -182,7 +182,7 @@ BudgetName: TypeAlias = Annotated[
     ),
 ]
 Usage: TypeAlias = Annotated[
-    dict[BudgetName, Annotated[int, Meta(ge=0, le=BUDGET_AMOUNT_MAX)]],
+    dict[BudgetName, BudgetAmount],
     Meta(
         max_length=BUDGETS_MAX,
         description="What the job has used of budgets since it was leased, in all.",

@@ -12,7 +12,7 @@ from stanchion.core.bulk import BulkAction, BulkStatus
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.limits import LABELS_MAX
 from stanchion.core.model import Failure, ItemFailure, Risk, RunStatus, StepStatus, WorkflowSource
-from stanchion.core.queue import FAIRNESS_KEY_CHARS_MAX, PRIORITY_DEFAULT, PRIORITY_MAX, OnFull
+from stanchion.core.queue import FAIRNESS_KEY_CHARS_MAX, PRIORITY_DEFAULT, OnFull, Priority
 from stanchion.core.rerun import RerunAction, RerunOnly, RerunVersion
 from stanchion.core.why import WhyCode
 from stanchion.wire.identifiers import (
@@ -31,7 +31,6 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pass
 
 
-Priority: TypeAlias = Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]
 FairnessKey: TypeAlias = Annotated[
     str,
     Meta(

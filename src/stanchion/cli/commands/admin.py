@@ -13,9 +13,17 @@ import msgspec
 
 from stanchion.cli.completion import complete_keys, complete_tenants
 from stanchion.cli.errors import CliError, Exit
-from stanchion.cli.session import Session, calls_server, json_of, list_command, path_to, time_of
+from stanchion.cli.session import (
+    Session,
+    calls_server,
+    json_of,
+    list_command,
+    number_in,
+    path_to,
+    time_of,
+)
 from stanchion.cli.text import SpareHeading, cell, clock, pairs, whole_ident
-from stanchion.core.queue import QUEUE_MAX_MAX, QUEUE_WAIT_S_MAX, QUEUE_WAIT_S_MIN, OnFull
+from stanchion.core.queue import OnFull, QueueMax, QueueWaitS
 
 
 @click.group("tenant")
@@ -63,14 +71,14 @@ def tenant() -> None:
 )
 @click.option(
     "--queue-max",
-    type=click.IntRange(1, QUEUE_MAX_MAX),
+    type=number_in(QueueMax),
     metavar="N",
     help="Runs that may wait for a slot.",
 )
 @click.option(
     "--queue-wait",
     "queue_wait_s",
-    type=click.FloatRange(QUEUE_WAIT_S_MIN, QUEUE_WAIT_S_MAX),
+    type=number_in(QueueWaitS),
     metavar="S",
     help="Seconds that a run may wait for a slot.",
 )

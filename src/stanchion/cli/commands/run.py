@@ -45,6 +45,7 @@ from stanchion.cli.session import (
     key_option,
     limit_and_cursor,
     list_command,
+    number_in,
     path_to,
     read_bounded,
     show_page,
@@ -63,7 +64,7 @@ from stanchion.cli.text import (
     table,
     whole_ident,
 )
-from stanchion.core.queue import PRIORITY_DEFAULT, PRIORITY_MAX, OnFull
+from stanchion.core.queue import PRIORITY_DEFAULT, OnFull, Priority
 
 _STATUSES = (
     *("queued", "pending", "running", "waiting"),
@@ -94,7 +95,7 @@ def run() -> None:
 )
 @click.option(
     "--priority",
-    type=click.IntRange(0, PRIORITY_MAX),
+    type=number_in(Priority),
     metavar="0-9",
     help=f"If it must wait for a slot: higher ones are served first (default {PRIORITY_DEFAULT}).",
 )

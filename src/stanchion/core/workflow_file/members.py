@@ -12,18 +12,17 @@ from typing import Any, Final, TypeVar
 
 from stanchion.core import retry
 from stanchion.core.budget import (
-    BUDGET_AMOUNT_MAX,
     BUDGET_NAME_CHARS_MAX,
     BUDGET_NAME_PATTERN,
     BUDGETS_MAX,
+    BudgetAmount,
 )
 from stanchion.core.expression import SOURCE_CHARS_MAX
 from stanchion.core.faults import Path
-from stanchion.core.lease import RENEWAL_FAILURES_MAX, LeaseOverride, OnLockError, OnRenewalLost
+from stanchion.core.lease import LeaseOverride, OnLockError, OnRenewalLost
 from stanchion.core.limits import (
     APPROVAL_MESSAGE_CHARS_MAX,
     ATTEMPTS_MAX,
-    BACKOFF_MS_MAX,
     DELAY_S_MAX,
     DELIVERIES_MAX,
     FOR_EACH_PARALLEL_MAX,
@@ -34,7 +33,8 @@ from stanchion.core.limits import (
     WORKFLOW_STEPS_MAX,
 )
 from stanchion.core.model import Risk
-from stanchion.core.retry import FACTOR_MAX, Backoff, BoundedJitter, Exponential, Fixed
+from stanchion.core.ranges import range_of
+from stanchion.core.retry import Backoff, BoundedJitter, Exponential, Fixed
 from stanchion.core.workflow import (
     ApprovalSpec,
     DelaySpec,
@@ -59,6 +59,8 @@ from stanchion.core.workflow_file.shape import (
     Text,
     Whole,
     Word,
+    number_in,
+    number_of,
 )
 
 TIMEOUT_S_MIN: Final = 0.001
@@ -95,8 +97,6 @@ _ITEMS: Final = Text(_HOLE_CHARS_MAX, _HOLE, "exactly one expression: ${…}")
 _WORKFLOW_INPUT: Final = ObjectOr(
     Text(_HOLE_CHARS_MAX, _HOLE, "an object or exactly one expression: ${…}")
 )
-_MS: Final = Whole(0, BACKOFF_MS_MAX)
-_MS_FROM_1: Final = Whole(1, BACKOFF_MS_MAX)
 
 # ── Retries ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -111,15 +111,27 @@ _BACKOFF: Final[Tagged[Backoff]] = Tagged(
     {
         "fixed": Record(
             "a fixed backoff",
-            {"delay_ms": Member(_MS, "The wait before every further attempt.", required=True)},
+            {
+                "delay_ms": Member(
+                    number_of(Fixed, "delay_ms"),
+                    "The wait before every further attempt.",
+                    required=True,
+                )
+            },
             Fixed,
             _together,
         ),
         "jitter": Record(
             "a jitter backoff",
             {
-                "delay_ms": Member(_MS, "The middle of the wait.", required=True),
-                "jitter_ms": Member(_MS, "How far the wait may be off, up or down.", required=True),
+                "delay_ms": Member(
+                    number_of(BoundedJitter, "delay_ms"), "The middle of the wait.", required=True
+                ),
+                "jitter_ms": Member(
+                    number_of(BoundedJitter, "jitter_ms"),
+                    "How far the wait may be off, up or down.",
+                    required=True,
+                ),
             },
             BoundedJitter,
             _together,
@@ -127,9 +139,15 @@ _BACKOFF: Final[Tagged[Backoff]] = Tagged(
         "exponential": Record(
             "an exponential backoff",
             {
-                "base_ms": Member(_MS_FROM_1, "The longest first wait.", required=True),
-                "cap_ms": Member(_MS_FROM_1, "The longest wait of all.", required=True),
-                "factor": Member(Real(1, FACTOR_MAX), "How fast waits grow; 2 if not given."),
+                "base_ms": Member(
+                    number_of(Exponential, "base_ms"), "The longest first wait.", required=True
+                ),
+                "cap_ms": Member(
+                    number_of(Exponential, "cap_ms"), "The longest wait of all.", required=True
+                ),
+                "factor": Member(
+                    number_of(Exponential, "factor"), "How fast waits grow; 2 if not given."
+                ),
                 "jitter": Member(
                     Word({"full": "full", "none": "none"}),
                     "full, the default: a wait is anything up to the longest; none: the longest.",
@@ -299,7 +317,8 @@ _LOCK_POLICY: Final = Record(
         "on_lock_error": Member(_word(OnLockError), "When the lock store cannot be asked."),
         "on_renewal_lost": Member(_word(OnRenewalLost), "When a lease is no longer trusted."),
         "renewal_failures_max": Member(
-            Whole(1, RENEWAL_FAILURES_MAX), "Failed renewals in a row that count as lost."
+            number_of(LeaseOverride, "renewal_failures_max"),
+            "Failed renewals in a row that count as lost.",
         ),
     },
     LeaseOverride,
@@ -319,7 +338,9 @@ WORKFLOW: Final = Record(
             "Deliveries of one attempt before it is a dead letter; the server's if absent.",
         ),
         "budget": Member(
-            Entries(_BUDGET, Whole(0, BUDGET_AMOUNT_MAX), "budgets", BUDGETS_MAX, entries_min=0),
+            Entries(
+                _BUDGET, number_in(range_of(BudgetAmount)), "budgets", BUDGETS_MAX, entries_min=0
+            ),
             "What a run reserves of its tenant's budgets, by name; not of a sub-workflow.",
         ),
         "input_schema": Member(AnyObject(), "What the input must look like: JSON Schema 2020-12."),

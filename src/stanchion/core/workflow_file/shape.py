@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Generic, Protocol, TypeVar
 
+from msgspec import Struct
+
 from stanchion.core.faults import Findings, Near, Path, kind_of, listed, quoted
 from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.ranges import Range, ranges_of
 
 
 class Unfit(Enum):
@@ -166,6 +169,17 @@ class Real:
 
     def schema(self) -> JsonObject:
         return {"type": "number", "minimum": self.low, "maximum": self.high}
+
+
+def number_of(struct: type[Struct], member: str) -> Whole | Real:
+    """The shape of a number whose range is stated at the member of ``struct`` that holds it."""
+    return number_in(ranges_of(struct)[member])
+
+
+def number_in(allowed: Range) -> Whole | Real:
+    """The shape of a number in a range."""
+    low, high, is_integer = allowed
+    return Whole(int(low), int(high)) if is_integer else Real(low, high)
 
 
 def _ranged(number: float, low: float, high: float, path: Path, findings: Findings) -> bool:
