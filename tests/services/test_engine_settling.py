@@ -38,9 +38,9 @@ from stanchion.ports.records import (
     Result,
     ResultRefused,
 )
-from stanchion.services import advance
-from stanchion.services.advance import RunCache
+from stanchion.services import advance, run_cache
 from stanchion.services.log import LOGGER
+from stanchion.services.run_cache import RunCache
 from tests.contract.builders import ONE_JOB, admission
 from tests.services.faulty_locks import Fault
 from tests.services.stage import ACME, GLOBEX, Replica, World, job, virtual, workflow
@@ -407,14 +407,14 @@ async def test_another_tenants_result_is_unknown(world: World) -> None:
 def test_the_memory_of_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, now = RunCache(), Instant(1_700_000_000_000)
     runs = [admission(now, run_input={"say": "x" * 1_000}).run for _ in range(30)]
-    monkeypatch.setattr(advance, "RUNS_KEPT", 10)
+    monkeypatch.setattr(run_cache, "RUNS_KEPT", 10)
     for run in runs[:15]:
         cache.put(run, ONE_JOB)
     assert [cache.get(run.id) is not None for run in runs[:15]] == [False] * 5 + [True] * 10
-    monkeypatch.setattr(advance, "RUNS_KEPT_BYTES_MAX", 5_000)
+    monkeypatch.setattr(run_cache, "RUNS_KEPT_BYTES_MAX", 5_000)
     cache.put(runs[15], ONE_JOB)
     assert 1 <= sum(cache.get(run.id) is not None for run in runs) <= 4
-    monkeypatch.setattr(advance, "RUN_KEPT_BYTES_MAX", 500)
+    monkeypatch.setattr(run_cache, "RUN_KEPT_BYTES_MAX", 500)
     cache.put(runs[15], ONE_JOB)
     assert cache.get(runs[15].id) is None
 
@@ -434,7 +434,7 @@ def test_runs_that_begin_alike_are_remembered_as_if_one_by_one(
     cache.put_alike(starts, ONE_JOB)
     known = [cache.get(each.run.id) for each in wanted]
     assert [each and each.run for each in known] == [each.run for each in wanted]
-    monkeypatch.setattr(advance, "RUNS_KEPT", 2)
+    monkeypatch.setattr(run_cache, "RUNS_KEPT", 2)
     cache.put_alike(starts[:1], ONE_JOB)  # again: it counts once
     assert [cache.get(each.run.id) is not None for each in wanted] == [True, False, False, True]
     cache.put_alike(starts[1:3], ONE_JOB)
@@ -458,14 +458,14 @@ def test_a_large_run_is_kept_while_many_of_its_items_are_to_come(
     cache.put(few, ONE_JOB)
     assert cache.get(few.id) is None
     # A list of 10,000 numbers takes some 500 kB.
-    monkeypatch.setattr(advance, "WIDE_RUNS_KEPT_BYTES_MAX", 1_200_000)
+    monkeypatch.setattr(run_cache, "WIDE_RUNS_KEPT_BYTES_MAX", 1_200_000)
     for run in many:
         cache.put(run, ONE_JOB)
     assert [cache.get(run.id) is not None for run in many] == [False, True, True]
     assert cache.get(small.id) is not None, "the large ones displace no small one"
     cache.put(replace(many[1], steps=few.steps), ONE_JOB)
     assert cache.get(many[1].id) is None
-    monkeypatch.setattr(advance, "WIDE_RUN_KEPT_BYTES_MAX", 100_000)
+    monkeypatch.setattr(run_cache, "WIDE_RUN_KEPT_BYTES_MAX", 100_000)
     cache.put(many[2], ONE_JOB)
     assert cache.get(many[2].id) is None
 

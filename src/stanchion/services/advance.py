@@ -41,7 +41,6 @@ from msgspec.structs import replace
 
 from stanchion import telemetry
 from stanchion.core.events import AttemptFailed, AttemptSucceeded
-from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import LeaseLost, LeaseOverride, Moment, OnRenewalLost
 from stanchion.core.model import (
     JobId,
@@ -60,8 +59,6 @@ from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.records import (
     Acceptance,
     Accepted,
-    Admission,
-    AlikeStart,
     AlikeStarts,
     Commit,
     CommitConflict,
@@ -80,6 +77,7 @@ from stanchion.services.leasing import LeaseContended, LeaseRefused, Leasing
 from stanchion.services.log import log_event
 from stanchion.services.plans import Plans
 from stanchion.services.renewal import Lease
+from stanchion.services.run_cache import KnownRun, RunCache
 from stanchion.services.work import Decider
 
 TRIES_MAX: Final = 20
@@ -91,15 +89,6 @@ EVENTS_MAX: Final = 500
 TURNS_MAX: Final = 2_000
 """Runs advanced at the same time. Others wait for their outbox rows to become due."""
 CLASSES_KEPT: Final = 50_000
-RUNS_KEPT: Final = 4_096
-RUN_KEPT_BYTES_MAX: Final = 64 * 1024
-"""Larger runs are not kept in memory, but read again for every change."""
-RUNS_KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
-WIDE_RUN_KEPT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""A run is wide while a for-each of it has many items to go. It has as many changes to come, and
-its list may be in its input: to read it for each of them would cost more than the changes."""
-WIDE_RUNS_KEPT_BYTES_MAX: Final = 16 * 1024 * 1024
-WIDE_ITEMS_MIN: Final = 100
 LEASE_KEPT_MS: Final = 30_000
 """How long a lease is kept after its last use."""
 
@@ -184,140 +173,6 @@ class _Class(msgspec.Struct, frozen=True, gc=False):
     @property
     def trace_id(self) -> str | None:
         return None if self.traceparent is None else self.traceparent[3:35]
-
-
-class _Known(msgspec.Struct, gc=False):
-    """The last committed value of a run, without items, its plan, and its kept lease."""
-
-    run: Run
-    plan: Plan
-    input_bytes: int
-    size_bytes: int
-    fence: int | None = None
-    kept_until: Moment = Moment(0)
-    like: tuple[Admission, AlikeStart] | None = None
-    """Given: ``run`` is another one, which began like this one, and this one is made from these."""
-
-
-class RunCache:
-    """The last committed values of runs that this process has changed, least recent first.
-
-    None of them has ended. They may be out of date: a decision on one of them counts only if the
-    store compares its stamp. A bell for the end of a run removes it. Large ones, which are kept
-    only while they are wide, have a limit of their own, so that they displace no others.
-    """
-
-    def __init__(self) -> None:
-        self._runs = _LeastRecent()
-        self._wide = _LeastRecent()
-
-    def get(self, run_id: RunId) -> _Known | None:
-        known = self._runs.by_id.get(run_id) or self._wide.by_id.get(run_id)
-        if known is not None and known.like is not None:
-            like, start = known.like
-            known.run, known.like = start.like(like).run, None
-        return known
-
-    def put(self, run: Run, plan: Plan) -> None:
-        """Replace the value of a run. One that has ended or is too large is forgotten."""
-        before = self.forget(run.id)
-        if run.status.is_finished:
-            return
-        # The input never changes, so it is measured once.
-        input_bytes = _input_size_of(run) if before is None else before.input_bytes
-        size_bytes = input_bytes
-        for step in run.steps.values():
-            size_bytes += step.output_bytes + 4 * _NODE_BYTES
-        if size_bytes > WIDE_RUN_KEPT_BYTES_MAX:
-            return
-        is_large = size_bytes > RUN_KEPT_BYTES_MAX
-        if is_large and not _is_wide(run):
-            return
-        kept = replace(run, items={}) if run.items else run
-        known = _Known(kept, plan, input_bytes, size_bytes)
-        if before is not None:
-            known.fence, known.kept_until = before.fence, before.kept_until
-        if is_large:
-            self._wide.add(run.id, known, size_bytes_max=WIDE_RUNS_KEPT_BYTES_MAX)
-        else:
-            self._runs.add(run.id, known, size_bytes_max=RUNS_KEPT_BYTES_MAX)
-
-    def put_alike(self, starts: AlikeStarts, plan: Plan) -> None:
-        """Add new runs that begin alike. Each is made when it is needed."""
-        first = starts.first
-        for start in starts.rows:
-            text_bytes = len(msgspec.json.encode(start.input))
-            if text_bytes > _SHORT_INPUT_BYTES or start.run_id in self._runs.by_id:
-                self.put(start.like(first).run, plan)
-                continue
-            input_bytes = _BYTES_PER_CHAR * text_bytes
-            size_bytes = input_bytes + 4 * _NODE_BYTES * len(first.run.steps)
-            known = _Known(first.run, plan, input_bytes, size_bytes, like=(first, start))
-            self._runs.add(start.run_id, known, size_bytes_max=RUNS_KEPT_BYTES_MAX)
-
-    def forget(self, run_id: RunId) -> _Known | None:
-        """Remove a run; returns what was known of it."""
-        return self._runs.remove(run_id) or self._wide.remove(run_id)
-
-
-class _LeastRecent:
-    """Known runs with a limit on their number and size, least recently changed first."""
-
-    def __init__(self) -> None:
-        self.by_id: OrderedDict[RunId, _Known] = OrderedDict()
-        self._size_bytes = 0
-
-    def add(self, run_id: RunId, known: _Known, *, size_bytes_max: int) -> None:
-        self.by_id[run_id] = known
-        self._size_bytes += known.size_bytes
-        while len(self.by_id) > RUNS_KEPT or self._size_bytes > size_bytes_max:
-            _, oldest = self.by_id.popitem(last=False)
-            self._size_bytes -= oldest.size_bytes
-
-    def remove(self, run_id: RunId) -> _Known | None:
-        known = self.by_id.pop(run_id, None)
-        if known is not None:
-            self._size_bytes -= known.size_bytes
-        return known
-
-
-def _is_wide(run: Run) -> bool:
-    """Whether a for-each of the run has many items to go."""
-    counts = (step.items for step in run.steps.values() if step.status.is_active)
-    return any(each is not None and each.unfinished >= WIDE_ITEMS_MIN for each in counts)
-
-
-_NODE_BYTES: Final = 64
-"""What a value in memory takes beside its text, roughly."""
-_BYTES_PER_CHAR: Final = 10
-"""What a large value in memory takes for each character of its JSON, roughly."""
-_SHORT_INPUT_BYTES: Final = 512
-"""The memory of an input up to this size is estimated from its JSON, which is quicker."""
-
-
-def _input_size_of(run: Run) -> int:
-    """Roughly the memory of a run's input."""
-    own = _size_of_value(run.input, RUN_KEPT_BYTES_MAX)
-    if own > RUN_KEPT_BYTES_MAX and _is_wide(run):
-        # Not counted value by value: that would hold the event loop for several milliseconds.
-        own = max(own, _BYTES_PER_CHAR * len(msgspec.json.encode(run.input)))
-    return own
-
-
-def _size_of_value(value: JsonValue, at_most: int) -> int:
-    """Roughly the memory of a value. Stops counting above ``at_most``."""
-    size_bytes, left = 0, [value]
-    while left and size_bytes <= at_most:
-        each = left.pop()
-        size_bytes += _NODE_BYTES
-        if type(each) is str:  # every start comes through here
-            size_bytes += len(each)
-        elif type(each) is list:
-            left += each
-        elif type(each) is dict:
-            size_bytes += sum(map(len, each))
-            left += each.values()
-    return size_bytes
 
 
 def _class(run: Run, override: LeaseOverride | None) -> _Class:
@@ -475,7 +330,7 @@ class Advancer:
                 turn.task.cancel()
         await self.idle()
 
-    def _kept_fence(self, run_id: RunId, known: _Known) -> int | None:
+    def _kept_fence(self, run_id: RunId, known: KnownRun) -> int | None:
         """The fence of the run's kept lease; ``None`` if there is none, or it must not be used.
 
         The policy may have changed since. While the lock store is known to be unavailable, policy
@@ -624,7 +479,7 @@ class Advancer:
         return settled
 
     async def _class_of(self, loaded: Loaded) -> _Class:
-        plan = await self._plan_of(loaded)
+        plan = await self._plan_unless_broken(loaded.run)
         if plan is None:
             return _class(loaded.run, None)
         self.remember(loaded.run, plan)
@@ -734,7 +589,7 @@ class Advancer:
 
     async def _settle(
         self,
-        known: _Known,
+        known: KnownRun,
         results: Sequence[Result],
         turn: _Turn,
         lease: Lease,
@@ -826,7 +681,7 @@ class Advancer:
         """Decide on the inbox's entries and commit. ``Advanced``: the inbox is empty."""
         entries = loaded.inbox[:at_most]
         try:
-            plan = await self._plans.of_run(loaded.run)
+            plan = await self._plan_of(loaded.run)
             run = await self._with_items(plan, loaded.run, entries)
             transition = await self._decider.decide(
                 plan, run, [entry.event for entry in entries], self._clock.now()
@@ -900,7 +755,7 @@ class Advancer:
         plan: Plan | None = None
         bad = loaded.inbox[0]
         try:
-            plan = await self._plans.of_run(loaded.run)
+            plan = await self._plan_of(loaded.run)
             for bad in loaded.inbox[:EVENTS_MAX]:
                 run = await self._with_items(plan, loaded.run, (*good, bad))
                 events = [entry.event for entry in (*good, bad)]
@@ -944,14 +799,19 @@ class Advancer:
             raise _Moved
         return msgspec.structs.replace(run, items=items)
 
-    async def _plan_of(self, loaded: Loaded) -> Plan | None:
+    async def _plan_of(self, run: Run) -> Plan:
+        """The plan that the run began with, which never changes."""
+        known = self._runs.get(run.id)
+        return await self._plans.of_run(run) if known is None else known.plan
+
+    async def _plan_unless_broken(self, run: Run) -> Plan | None:
         """The run's plan; ``None`` if it cannot be built, which fails when an entry is applied."""
         try:
-            return await self._plans.of_run(loaded.run)
+            return await self._plan_of(run)
         except BackendError:
             raise
         except Exception as error:  # noqa: BLE001 - counted where an entry is applied
-            log_event(logging.ERROR, "plan_failed", run=loaded.run.id, error=repr(error))
+            log_event(logging.ERROR, "plan_failed", run=run.id, error=repr(error))
             return None
 
     def _tell(self, run: Run, transition: Transition) -> None:

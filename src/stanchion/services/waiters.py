@@ -19,9 +19,9 @@ from stanchion.core.model import Run, RunId, TenantId
 from stanchion.ports.bus import Bell
 from stanchion.ports.records import FeedEntry, Loaded
 from stanchion.ports.store import Runs
-from stanchion.services.advance import RunCache
 from stanchion.services.context import ReplicaContext
 from stanchion.services.limiter import SingleFlight, TenantLimiter, retrieve
+from stanchion.services.run_cache import RunCache
 
 POLL_S: Final = 1.0
 FEED_READS_AT_ONCE: Final = 2

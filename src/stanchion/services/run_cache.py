@@ -1,0 +1,161 @@
+"""Run cache: the last committed values of runs that this replica has changed.
+
+A run in the cache is decided on without reading it. The value may be out of date: a decision on it
+counts only if the store compares its stamp. The cache is limited by number and by size.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from stanchion.core.json_value import JsonValue
+from stanchion.core.lease import Moment
+from stanchion.core.model import Run, RunId
+from stanchion.core.plan import Plan
+from stanchion.ports.records import Admission, AlikeStart, AlikeStarts
+
+RUNS_KEPT: Final = 4_096
+RUN_KEPT_BYTES_MAX: Final = 64 * 1024
+"""Larger runs are not kept in memory, but read again for every change."""
+RUNS_KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
+WIDE_RUN_KEPT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""A run is wide while a for-each of it has many items to go. It has as many changes to come, and
+its list may be in its input: to read it for each of them would cost more than the changes."""
+WIDE_RUNS_KEPT_BYTES_MAX: Final = 16 * 1024 * 1024
+WIDE_ITEMS_MIN: Final = 100
+_NODE_BYTES: Final = 64
+"""What a value in memory takes beside its text, roughly."""
+_BYTES_PER_CHAR: Final = 10
+"""What a large value in memory takes for each character of its JSON, roughly."""
+_SHORT_INPUT_BYTES: Final = 512
+"""The memory of an input up to this size is estimated from its JSON, which is quicker."""
+
+
+class KnownRun(msgspec.Struct, gc=False):
+    """The last committed value of a run, without items, its plan, and its kept lease."""
+
+    run: Run
+    plan: Plan
+    input_bytes: int
+    size_bytes: int
+    fence: int | None = None
+    kept_until: Moment = Moment(0)
+    like: tuple[Admission, AlikeStart] | None = None
+    """Given: ``run`` is another one, which began like this one, and this one is made from these."""
+
+
+class RunCache:
+    """The last committed values of runs that this process has changed, least recent first.
+
+    None of them has ended. They may be out of date: a decision on one of them counts only if the
+    store compares its stamp. A bell for the end of a run removes it. Large ones, which are kept
+    only while they are wide, have a limit of their own, so that they displace no others.
+    """
+
+    def __init__(self) -> None:
+        self._runs = _LeastRecent()
+        self._wide = _LeastRecent()
+
+    def get(self, run_id: RunId) -> KnownRun | None:
+        known = self._runs.by_id.get(run_id) or self._wide.by_id.get(run_id)
+        if known is not None and known.like is not None:
+            like, start = known.like
+            known.run, known.like = start.like(like).run, None
+        return known
+
+    def put(self, run: Run, plan: Plan) -> None:
+        """Replace the value of a run. One that has ended or is too large is forgotten."""
+        before = self.forget(run.id)
+        if run.status.is_finished:
+            return
+        # The input never changes, so it is measured once.
+        input_bytes = _input_size_of(run) if before is None else before.input_bytes
+        size_bytes = input_bytes
+        for step in run.steps.values():
+            size_bytes += step.output_bytes + 4 * _NODE_BYTES
+        if size_bytes > WIDE_RUN_KEPT_BYTES_MAX:
+            return
+        is_large = size_bytes > RUN_KEPT_BYTES_MAX
+        if is_large and not _is_wide(run):
+            return
+        kept = replace(run, items={}) if run.items else run
+        known = KnownRun(kept, plan, input_bytes, size_bytes)
+        if before is not None:
+            known.fence, known.kept_until = before.fence, before.kept_until
+        if is_large:
+            self._wide.add(run.id, known, size_bytes_max=WIDE_RUNS_KEPT_BYTES_MAX)
+        else:
+            self._runs.add(run.id, known, size_bytes_max=RUNS_KEPT_BYTES_MAX)
+
+    def put_alike(self, starts: AlikeStarts, plan: Plan) -> None:
+        """Add new runs that begin alike. Each is made when it is needed."""
+        first = starts.first
+        for start in starts.rows:
+            text_bytes = len(msgspec.json.encode(start.input))
+            if text_bytes > _SHORT_INPUT_BYTES or start.run_id in self._runs.by_id:
+                self.put(start.like(first).run, plan)
+                continue
+            input_bytes = _BYTES_PER_CHAR * text_bytes
+            size_bytes = input_bytes + 4 * _NODE_BYTES * len(first.run.steps)
+            known = KnownRun(first.run, plan, input_bytes, size_bytes, like=(first, start))
+            self._runs.add(start.run_id, known, size_bytes_max=RUNS_KEPT_BYTES_MAX)
+
+    def forget(self, run_id: RunId) -> KnownRun | None:
+        """Remove a run; returns what was known of it."""
+        return self._runs.remove(run_id) or self._wide.remove(run_id)
+
+
+class _LeastRecent:
+    """Known runs with a limit on their number and size, least recently changed first."""
+
+    def __init__(self) -> None:
+        self.by_id: OrderedDict[RunId, KnownRun] = OrderedDict()
+        self._size_bytes = 0
+
+    def add(self, run_id: RunId, known: KnownRun, *, size_bytes_max: int) -> None:
+        self.by_id[run_id] = known
+        self._size_bytes += known.size_bytes
+        while len(self.by_id) > RUNS_KEPT or self._size_bytes > size_bytes_max:
+            _, oldest = self.by_id.popitem(last=False)
+            self._size_bytes -= oldest.size_bytes
+
+    def remove(self, run_id: RunId) -> KnownRun | None:
+        known = self.by_id.pop(run_id, None)
+        if known is not None:
+            self._size_bytes -= known.size_bytes
+        return known
+
+
+def _is_wide(run: Run) -> bool:
+    """Whether a for-each of the run has many items to go."""
+    counts = (step.items for step in run.steps.values() if step.status.is_active)
+    return any(each is not None and each.unfinished >= WIDE_ITEMS_MIN for each in counts)
+
+
+def _input_size_of(run: Run) -> int:
+    """Roughly the memory of a run's input."""
+    own = _size_of_value(run.input, RUN_KEPT_BYTES_MAX)
+    if own > RUN_KEPT_BYTES_MAX and _is_wide(run):
+        # Not counted value by value: that would hold the event loop for several milliseconds.
+        own = max(own, _BYTES_PER_CHAR * len(msgspec.json.encode(run.input)))
+    return own
+
+
+def _size_of_value(value: JsonValue, at_most: int) -> int:
+    """Roughly the memory of a value. Stops counting above ``at_most``."""
+    size_bytes, left = 0, [value]
+    while left and size_bytes <= at_most:
+        each = left.pop()
+        size_bytes += _NODE_BYTES
+        if type(each) is str:  # every start comes through here
+            size_bytes += len(each)
+        elif type(each) is list:
+            left += each
+        elif type(each) is dict:
+            size_bytes += sum(map(len, each))
+            left += each.values()
+    return size_bytes
