@@ -393,7 +393,7 @@ def _y_max(chart: Chart) -> float:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """At most so many points; of each stretch the highest, so that no peak is lost."""
+    """At most this many points; of each stretch the highest, so that no peak is lost."""
     if len(points) <= _POINTS_MAX:
         return points
     size = math.ceil(len(points) / _POINTS_MAX)

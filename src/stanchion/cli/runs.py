@@ -347,7 +347,7 @@ def _views(session: Session, run_id: str) -> Iterator[_View]:
 
 
 _HINT_LOOKS: Final = 3
-"""After so many looks without a change it is asked why the run does not go on, and then again."""
+"""After every this many polls without a change, ask the server why the run does not go on."""
 
 
 def _statuses(run: dict[str, Any]) -> list[str]:

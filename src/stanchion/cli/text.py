@@ -66,7 +66,7 @@ def excerpt(value: str | None) -> str:
 
 _COMMAND: Final = re.compile(r"stanchion(?: [^\s;,()]+)+")
 _JOINT: Final = "\0"
-"""Stands for a space at which a line must not end."""
+"""Marks a space at which a line must not end."""
 
 
 def sentence(text: str, indent: str = "") -> str:

@@ -42,7 +42,7 @@ def buckets(times_ms: Iterable[float], *, until_ms: float, bucket_ms: int, count
 
 
 def coarser(counts: Sequence[int], times: int) -> list[int]:
-    """The same counts in buckets that are so many times as wide."""
+    """The same counts in buckets that are ``times`` as wide."""
     return [sum(counts[begin : begin + times]) for begin in range(0, len(counts), times)]
 
 

@@ -42,7 +42,7 @@ PEERS_MAX: Final = 256
 _WINDOW_SLICES: Final = 5
 _SLICES_KEPT: Final = 2 * _WINDOW_SLICES + 1  # this window, the one before, and the running slice
 _UNSEEN_MS_MAX: Final = 15_000
-"""At most so much time, or a slice if that is longer, may pass between two observations.
+"""The longest time between two observations; a slice, if that is longer.
 
 Above two seconds and the time-outs of the calls that a replica makes between two of them. In a
 longer gap the process may have been suspended, and its counts say nothing.

@@ -288,7 +288,7 @@ class LeaseTerms(msgspec.Struct, frozen=True):
         return Moment(at + within(*self.retry_window_ms, sample))
 
     def known_after_ms(self, failures: int) -> int:
-        """The latest time at which so many consecutive failures are known, from the success."""
+        """The latest time, from the success, at which this many consecutive failures are known."""
         known_ms = self.renew_every_ms + self.renew_timeout_ms
         for count in range(1, failures):
             retry_at_ms = self.retry_at(Moment(0), count, Moment(known_ms), _ALMOST_ONE)

@@ -329,7 +329,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     max_deliveries: int | None = None
     """Of its workflow; the server's setting if there is none."""
     attempt_timeout_ms: int | None = None
-    """How long the attempt may take from its first lease on; ``None``: as long as it likes."""
+    """How long the attempt may take from its first lease on; ``None``: no limit."""
     trace: JobTrace | None = None
     """``None`` if its run is not traced."""
 

@@ -199,7 +199,7 @@ def estimate_s(
     if len(newest) < ENDS_MIN or not held:
         return None
     ends = [use.ended_at for use in newest]
-    # A run that waited got its slot when another one, so many ends before, gave it up.
+    # A run that waited got its slot from the run that ended this many ends before it.
     freed = [use.created_at for use in newest[:slots]] + ends[:-slots]
     usual_ms = sum(
         max(0, use.ended_at - max(use.created_at, at))

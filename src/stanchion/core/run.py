@@ -242,7 +242,7 @@ def start_with(
 
 
 def queued_run(before: Run, *, wait_ms: int) -> tuple[Run, Transition]:
-    """The run as it waits, and the transition that makes it so.
+    """The run in its tenant's queue, and the transition that puts it there.
 
     ``before`` is the run before its first decision, which is made after its promotion. A rerun
     already has the steps and items that it keeps.

@@ -1,6 +1,6 @@
 """Schedules: which runs are due, and what becomes of those that cannot start.
 
-A schedule has *ticks*: the instants of a cron expression in a time zone, or every so many seconds.
+A schedule has *ticks*: the instants of a cron expression in a time zone, or of a fixed interval.
 ``decide_ticks`` decides on those that are due. Each tick ends as one run, or on the list of missed
 ticks with a reason. The store raises the ``TickMark`` of a schedule in the step that admits a run,
 so that no tick has a second run, however many replicas try.

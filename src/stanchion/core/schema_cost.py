@@ -118,7 +118,7 @@ class CheckCost:
     """Whether an error may contain the errors of several alternatives (``anyOf``, ``oneOf``)."""
 
     def small_bytes(self) -> int:
-        """Inputs of at most so many bytes are within the limit and need no ``InputShape``."""
+        """Inputs up to this size are within the limit and need no ``InputShape``."""
         # A node has at least two bytes. A name has three more: its quotes and its colon.
         check_ns = self.unique * (_UNIQUE_NS + _UNIQUE_TINY_NS) / 2 + max(
             (level.node + 150 * level.container + max(level.integer, level.float_, level.tiny)) / 2

@@ -260,7 +260,7 @@ _ADMISSION: Final = Record(
     {
         **_OVERRIDABLE,
         "lock_ttl_s": Member(
-            number_of(AdmissionSettings, "lock_ttl_s"), "After so long a lock ends by itself."
+            number_of(AdmissionSettings, "lock_ttl_s"), "The term after which a lock expires."
         ),
         "lock_wait_s": Member(
             number_of(AdmissionSettings, "lock_wait_s"), "What a start may wait for the gate."

@@ -34,7 +34,7 @@ from stanchion.core.model import (
 from stanchion.core.queue import QUEUE_TIMER
 
 NO_WORKER_MS: Final = 60_000
-"""A topic that no worker has asked for so long has no worker."""
+"""A topic that no worker has asked for in this time has no worker."""
 JOBS_LOOKED_AT_MAX: Final = 1_000
 TIMERS_LOOKED_AT_MAX: Final = 1_000
 LETTERS_LOOKED_AT_MAX: Final = 100

@@ -115,7 +115,7 @@ def decoded(
 ) -> Any:  # noqa: ANN401 - the route's own type
     """The body as the route's type. Raises ``RequestRefused`` with the place of the fault.
 
-    ``is_checked``: ``refuse_costly`` has come to its end.
+    ``is_checked``: ``refuse_costly`` has accepted it.
     """
     try:
         return decode_json(body, decoder, is_checked=is_checked)

@@ -35,7 +35,7 @@ from stanchion.ports.records import BadCursor
 from stanchion.ports.store import Documents
 
 KEY_TRUSTED_MS: Final = 5_000
-"""A key that was read so long ago is read again before a cursor is sealed with it."""
+"""A key older than this is read again before a cursor is sealed with it."""
 _KIND: Final = "secret"
 _NAME: Final = "cursors"
 _TAG_BYTES: Final = 16

@@ -298,7 +298,7 @@ TENANT_SHARE: Final = 4
 TURN_BYTES: Final = 512 * 1024
 """Bytes of large answers written in one iteration of the event loop; one answer always fits."""
 _PAUSE: Final = 3.0
-"""After each such iteration others have the event loop for so many times as long as it took."""
+"""Pause after each such iteration, as a multiple of the time that it took; others have the loop."""
 _PAUSE_S_MAX: Final = 0.05
 
 

@@ -158,7 +158,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _forget_requests(self) -> None:
         """Break the reference cycles between a lost connection and its requests.
 
-        They hold bodies and whatever else a request has come to, and the garbage collector runs
+        They hold bodies and other values of the request, and the garbage collector runs
         rarely: what a thousand connections leave would stay in memory, between what is in use.
         """
         self._gone = _do_nothing

@@ -146,7 +146,7 @@ WAITING_MAX: Final = 100
 _PAUSE_S: Final = 0.001
 """The pause of the thread between metric families, so that it does not hold the GIL."""
 _PAUSE_SAMPLES: Final = 100
-"""After so many samples it pauses. Most families have only a few."""
+"""It pauses after this many samples. Most families have only a few."""
 
 
 class MetricsPage:

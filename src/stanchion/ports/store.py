@@ -333,7 +333,7 @@ class Jobs(Protocol):
         the job's own ``max_deliveries``, it becomes a dead letter, and ``JobDied`` is posted to its
         run with an outbox row due at once.
 
-        A job with ``attempt_timeout_ms`` that was first leased so long ago is revoked instead,
+        A job with ``attempt_timeout_ms`` whose first lease is older than that is revoked instead,
         leased or ready, and ``AttemptFailed`` (code ``attempt_timeout``) is posted in the same way.
         Until then its lease holds and can be renewed.
         """

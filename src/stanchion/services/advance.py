@@ -787,7 +787,7 @@ class Advancer:
         if failures < self._poison_failures_max:
             return AdvanceFailed(cause, failures)
         await self._store.write_dead_letter(run_id, entry.id, cause=cause)
-        self._signals.buried()
+        self._signals.dead_letter_written()
         return DeadLettered(cause)
 
     async def _with_items(self, plan: Plan, run: Run, entries: Sequence[InboxEntry]) -> Run:

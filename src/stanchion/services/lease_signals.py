@@ -86,7 +86,7 @@ UNLOCKED_MAX: Final = 1_000
 BUSY_MAX: Final = 10_000
 _NAMES_MAX: Final = 500
 _WAIT_MS: Final = 15_000
-"""Work that has not tried again for so long was done by another replica, or is no longer due."""
+"""Work that has not tried again for this long was done by another replica, or is no longer due."""
 _MARKS_MAX: Final = 50
 
 

@@ -17,7 +17,7 @@ def log_event(level: int, name: str, **fields: JsonValue) -> None:
 
 
 class OutageLogger:
-    """Logs an outage of something that is done again and again, when it begins and when it ends."""
+    """Logs the beginning and the end of an outage of a call that is made repeatedly."""
 
     def __init__(self, begun: str, over: str, *, level: int = logging.WARNING) -> None:
         """Name the two log events."""

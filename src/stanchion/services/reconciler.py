@@ -126,7 +126,7 @@ class Reconciler:
                 continue
             self._signals.job_lease_expired()
             if job.is_dead:
-                self._signals.buried()
+                self._signals.dead_letter_written()
                 log_event(
                     logging.ERROR,
                     "job_died",

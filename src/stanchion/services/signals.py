@@ -196,7 +196,7 @@ class AdmissionFigures:
     ) -> None:
         """Count an answer, how long it took, and when the caller was told to retry.
 
-        ``count``: so many equal answers.
+        ``count``: the number of equal answers.
         """
         now = self._clock.now()
         number = now // WINDOW_MS
@@ -371,7 +371,7 @@ class EngineSignals:
         self._put_off = count(
             "backend_error_retries", "Calls deferred because a backend was unavailable."
         )
-        self._buried = count("dead_letters", "Jobs and events that became dead letters.")
+        self._dead_letters = count("dead_letters", "Jobs and events that became dead letters.")
         self._abandoned = count("scheduler_job_lock_abandoned", "Job leases that expired.")
         self._drift = count("slot_drift", "Corrections of a tenant's slot counter.")
         self._purged = count("runs_purged", "Finished runs removed after their retention.")
@@ -496,8 +496,8 @@ class EngineSignals:
     def put_off(self) -> None:
         self._put_off.inc()
 
-    def buried(self) -> None:
-        self._buried.inc()
+    def dead_letter_written(self) -> None:
+        self._dead_letters.inc()
 
     def job_lease_expired(self) -> None:
         self._abandoned.inc()

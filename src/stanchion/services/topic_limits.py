@@ -61,7 +61,7 @@ _TRIES_MAX: Final = 10
 _SAMPLE_MS: Final = 3_000
 _SAMPLED_MAX: Final = 100
 _RETRY_MS: Final = 1_000
-"""After a failed read of the limits, leases go on with the last ones for so long."""
+"""After a failed read of the limits, the last ones are used for this long."""
 _JOBS_KEPT: Final = 50_000
 _POOLS_KEPT: Final = 1_000
 _TENANTS_AT_ONCE: Final = 200
@@ -400,7 +400,7 @@ class TopicLimitService:
     ) -> Sequence[LeasedJob]:
         """Take tokens of every pool, and lease as many jobs as there are tokens.
 
-        The pools are of the limits ``known`` when the call began: it may have taken long since.
+        The pools are of the limits ``known`` when the call began: the call may have lasted long.
         """
         nonce = self._entropy.token()
         tokens: tuple[str, ...] = tuple(f"{nonce}/{place}" for place in range(call.max_jobs))
@@ -625,7 +625,7 @@ _NOBODY: Final = TenantId("")
 
 
 def _shared_out(ready: Mapping[TenantId, int], wanted: int) -> dict[TenantId, int]:
-    """How many jobs to lease of each tenant: one each in turn, until so many are wanted."""
+    """How many jobs to lease of each tenant: one each in turn, up to the wanted number."""
     shares: dict[TenantId, int] = {}
     while wanted and any(shares.get(each, 0) < ready[each] for each in ready):
         for tenant, jobs in ready.items():

@@ -66,7 +66,7 @@ WAITING_MAX: Final = 16
 LOOP_WORK_MAX: Final = 15_000
 """Work of one decision on the event loop, in units of ``cel.budget``: up to 15 ms."""
 MODELS_MAX: Final = 1_000
-"""Plans whose starts are decided after a model."""
+"""Plans for which a first transition is kept, from which those of later starts are made."""
 _EFFECT_S: Final = 15e-6
 """Processor time of the store for each effect of a decision, estimated."""
 _FREE_EFFECTS: Final = 100

@@ -138,7 +138,7 @@ class PutLimit(_Request, frozen=True, kw_only=True):
     max_running: ConcurrencyLimit | None = None
     """Jobs that are leased at the same time; 0 stops the topics."""
     rate_per_s: RatePerS | None = None
-    """New leases per second. So many, and at least one, may come at once."""
+    """New leases per second, with a burst of that number, at least 1."""
 
 
 class LimitView(msgspec.Struct, frozen=True, kw_only=True):
@@ -439,7 +439,7 @@ class EscalationCounters(msgspec.Struct, frozen=True, kw_only=True):
     quiet_s: float
     """Since when the rate has been low enough, without duplicates and failed probes."""
     dwell_s: float
-    """An escalation ends after so much quiet."""
+    """How long it must be quiet before an escalation ends."""
     probes_ok: int
     """Answers of the lock store in that time."""
     probes_min: int

@@ -29,7 +29,7 @@ class PutSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     catch_up: CatchUp = CatchUp.NONE
     """What happens to ticks that passed while no replica was running."""
     jitter_s: Annotated[int, Meta(ge=0, le=86_400)] = 0
-    """Every tick is later by the same time of up to so much."""
+    """Every tick is delayed by the same random time, up to this many seconds."""
     paused: bool = False
 
 

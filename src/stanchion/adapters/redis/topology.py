@@ -186,7 +186,7 @@ class Topology:
     def _lookup_options(
         self, deadline: float, servers: int, *, for_sentinel: bool = False
     ) -> dict[str, Any]:
-        """Options of redis-py for a lookup at one of so many servers, which share the time."""
+        """Options of redis-py for a lookup at one of ``servers`` servers, which share the time."""
         share_s = max(0.001, (deadline - asyncio.get_running_loop().time()) / servers)
         return {
             **self.target.connection_options(for_sentinel=for_sentinel),

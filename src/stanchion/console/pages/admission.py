@@ -64,7 +64,7 @@ async def board(view: View) -> Data:
 
 
 def would_admit(refused: Sequence[tuple[int, str | None]], *, extra: int, held_ms: float) -> int:
-    """How many refused callers so many more slots would have admitted.
+    """How many refused callers a higher cap would have admitted.
 
     ``refused`` has the time and the idempotency key of each refusal, oldest first. An admitted run
     holds its slot for ``held_ms``. Refusals of a caller that tries again with its key count once.

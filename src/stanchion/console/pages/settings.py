@@ -31,9 +31,9 @@ _HINTS: Final[Mapping[str, str]] = {
     "escalation.fallbacks_per_s": "More runs without a lock than this trip the escalation.",
     "escalation.window_s": "Counted over this window.",
     "escalation.closes": "Classes that fail closed while it is tripped.",
-    "escalation.dwell_s": "It stays tripped at least so long.",
+    "escalation.dwell_s": "The least time that it stays tripped.",
     "escalation.quiet_divisor": "It ends when the rate is below the threshold divided by this.",
-    "escalation.probes_min": "It ends only after so many good answers of the lock store.",
+    "escalation.probes_min": "How many good answers of the lock store it takes to end.",
     "escalation.trips_per_day_max": "More trips than this in a day latch it until it is cleared.",
 }
 _SECTIONS: Final = {
@@ -234,7 +234,7 @@ def _counters(seen: EscalationCounters, quiet_divisor: int) -> list[Data]:
             "Answers of the lock store since then",
             seen.probes_ok,
             seen.probes_min,
-            "It ends only after so many.",
+            "How many it takes to end.",
             is_bad=False,
         ),
     ]

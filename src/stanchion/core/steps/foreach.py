@@ -269,7 +269,7 @@ def is_short(step: PlannedStep, counts: ItemCounts) -> bool:
 
 
 def _room(step: PlannedStep, counts: ItemCounts, *, ended: int = 0) -> int:
-    """How many more items of the step may begin, when so many more have ended."""
+    """How many more items of the step may begin after ``ended`` more have ended."""
     spec = step.spec
     assert isinstance(spec, ForEachSpec | ForEachWorkflowSpec)
     out = counts.unfinished - counts.pending - ended

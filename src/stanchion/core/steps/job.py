@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 _DISPATCHING: Final = (JobSpec, ForEachSpec)
 ITEMS_TRACED: Final = 20
-"""Of a for-each, so many items have spans; a trace of thousands cannot be read."""
+"""Items of a for-each that have spans; a trace of thousands cannot be read."""
 
 
 def start(draft: Draft, step: PlannedStep) -> None:

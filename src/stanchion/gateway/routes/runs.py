@@ -337,7 +337,7 @@ def _batch_key(call: Call[RawBatch, NoQuery], index: int, row: BatchRow) -> str:
 
 
 _PIECE_S: Final = 0.001
-"""After so long, the rows of a batch are left for other requests."""
+"""Work on the rows of a batch for this long, then let other requests have the event loop."""
 _KEY_CHARS_MAX: Final = 255
 _BATCH_ROW: Final = msgspec.json.Decoder(BatchRow)
 

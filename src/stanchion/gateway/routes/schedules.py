@@ -53,7 +53,7 @@ _NEXT: Final = 5
     audits="schedule.put",
 )
 async def put_schedule(call: Call[PutSchedule, NoQuery]) -> Reply | Refusal:
-    """Store a schedule: runs of a workflow by cron or every so many seconds.
+    """Store a schedule: runs of a workflow by a cron expression or at a fixed interval.
 
     Its next tick comes after now.
     """
