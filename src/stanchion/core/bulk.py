@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from stanchion.core.json_value import JsonObject
@@ -28,6 +29,8 @@ BULKS_MAX: Final = 10
 """Bulk actions of one tenant that a replica carries out at a time."""
 BULK_ERRORS_MAX: Final = 100
 """Failures that are kept with the record, the first ones."""
+BulkRatePerS: TypeAlias = Annotated[float, Meta(ge=0.1, le=1000)]
+"""Runs that a bulk action acts on each second."""
 OPEN_MAX: Final = 1_000
 """Runs that are taken and not settled, most of which wait for a slot of their tenant."""
 

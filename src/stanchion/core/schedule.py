@@ -12,15 +12,17 @@ import itertools
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from cronsim import CronSim, CronSimError
+from msgspec import Meta
 
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Instant, RunId, WorkflowId
+from stanchion.core.ranges import range_faults
 
 SCHEDULES_MAX: Final = 500
 """Schedules of one tenant. Every replica looks at all of them, twice a second."""
@@ -37,8 +39,8 @@ LATE_MS_MAX: Final = 60_000
 UNANSWERED: Final = "the gate was unavailable"
 """The refusal of a try without an answer: the tick may have a run."""
 _CRON_FIELDS: Final = 5
-_EVERY_S_MAX: Final = 366 * 86_400
-_JITTER_S_MAX: Final = 86_400
+IntervalS: TypeAlias = Annotated[int, Meta(ge=1, le=366 * 86_400)]
+JitterS: TypeAlias = Annotated[int, Meta(ge=0, le=86_400)]
 
 
 class Overlap(StrEnum):
@@ -63,13 +65,13 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     workflow_id: WorkflowId
     cron: str | None = None
-    every_s: int | None = None
+    every_s: IntervalS | None = None
     timezone: str = "UTC"
     input: JsonObject = {}
     labels: dict[str, str] = {}
     overlap: Overlap = Overlap.SKIP
     catch_up: CatchUp = CatchUp.NONE
-    jitter_s: int = 0
+    jitter_s: JitterS = 0
     paused: bool = False
 
 
@@ -91,11 +93,7 @@ def schedule_faults(spec: ScheduleSpec) -> list[Fault]:
             faults.append(Fault("cron", f"not a cron expression: {error}"))
         except StopIteration:
             faults.append(Fault("cron", "no day ever fits this expression"))
-    if spec.every_s is not None and not 1 <= spec.every_s <= _EVERY_S_MAX:
-        faults.append(Fault("every_s", f"must be 1 to {_EVERY_S_MAX}"))
-    if not 0 <= spec.jitter_s <= _JITTER_S_MAX:
-        faults.append(Fault("jitter_s", f"must be 0 to {_JITTER_S_MAX}"))
-    return faults
+    return [*faults, *range_faults(spec)]
 
 
 def _zone(name: str) -> ZoneInfo | Fault:

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from stanchion.core.bulk import BulkAction, BulkStatus
+from stanchion.core.bulk import BulkAction, BulkRatePerS, BulkStatus
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.limits import LABELS_MAX
 from stanchion.core.model import Failure, ItemFailure, Risk, RunStatus, StepStatus, WorkflowSource
@@ -537,7 +537,7 @@ class StartBulk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The members of the query of `GET /v1/runs`; lists where that repeats one."""
     dry_run: bool = False
     """Only say how many runs match, by tenant."""
-    rate_per_s: Annotated[float, Meta(ge=0.1, le=1000)] = 50.0
+    rate_per_s: BulkRatePerS = 50.0
     """Runs that are acted on each second."""
 
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import RunStatus
-from stanchion.core.schedule import CatchUp, Overlap
+from stanchion.core.schedule import CatchUp, IntervalS, JitterS, Overlap
 from stanchion.wire.identifiers import Labels, Name
 
 
@@ -20,7 +20,7 @@ class PutSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     workflow_id: Name
     cron: Annotated[str, Meta(max_length=200, examples=["0 9 * * MON-FRI"])] | None = None
     """Five fields: minute, hour, day of the month, month, day of the week."""
-    every_s: Annotated[int, Meta(ge=1, le=366 * 86_400)] | None = None
+    every_s: IntervalS | None = None
     timezone: Annotated[str, Meta(max_length=64, examples=["Europe/Berlin"])] = "UTC"
     input: JsonObject = {}
     labels: Labels = {}
@@ -28,7 +28,7 @@ class PutSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What happens to a tick while the run of an earlier one is unfinished."""
     catch_up: CatchUp = CatchUp.NONE
     """What happens to ticks that passed while no replica was running."""
-    jitter_s: Annotated[int, Meta(ge=0, le=86_400)] = 0
+    jitter_s: JitterS = 0
     """Every tick is delayed by the same random time, up to this many seconds."""
     paused: bool = False
 

@@ -12,8 +12,16 @@ import click
 from stanchion.cli.commands.run import selection, selects_runs
 from stanchion.cli.completion import complete_bulks
 from stanchion.cli.errors import Exit
-from stanchion.cli.session import Session, calls_server, key_option, list_command, path_to
+from stanchion.cli.session import (
+    Session,
+    calls_server,
+    key_option,
+    list_command,
+    number_in,
+    path_to,
+)
 from stanchion.cli.text import SpareHeading, cell, clock, ident, pairs, rows_of, table, whole_ident
+from stanchion.core.bulk import BulkRatePerS
 
 _ACTIONS: Final = ("cancel", "rerun", "replay", "discard", "approve", "reject")
 _LOOK_S: Final = 0.5
@@ -42,7 +50,11 @@ def bulk() -> None:
 @click.argument("action", type=click.Choice(_ACTIONS))
 @selects_runs
 @click.option(
-    "--rate", type=click.FloatRange(0.1, 1000), default=50, show_default=True, help="Runs a second."
+    "--rate",
+    type=number_in(BulkRatePerS),
+    default=50,
+    show_default=True,
+    help="Runs a second.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say how many runs fit, by tenant.")
 @click.option("--all", "everything", is_flag=True, help="Act on every run, without a filter.")
