@@ -74,19 +74,19 @@ def _rate(text: str) -> float | str:
 @click.option(
     "--per",
     type=click.Choice(("deployment", "tenant")),
-    help="All tenants together, or each for itself; deployment if not given.",
+    help="One limit for all tenants together, or one for each; deployment if not given.",
 )
 @click.option(
     "--max-running",
     metavar="N|none",
     type=_jobs,
-    help="Jobs that run at once; none: as many as there are.",
+    help="Jobs that run at once; none: no limit.",
 )
 @click.option(
     "--rate-per-s",
     metavar="N|none",
     type=_rate,
-    help="Jobs that begin per second; none: at any rate.",
+    help="Jobs that begin per second; none: no limit.",
 )
 @calls_server
 def set_limit(

@@ -67,7 +67,9 @@ list_command(
 
 @lease.command("hold")
 @_name_argument
-@click.option("--ttl-s", type=float, required=True, metavar="SECONDS", help="When it expires.")
+@click.option(
+    "--ttl-s", type=float, required=True, metavar="SECONDS", help="The term after which it expires."
+)
 @calls_server
 def hold_lease(session: Session, name: str, ttl_s: float) -> None:
     """Hold a lock as an operator, for a limited time. It is audited.

@@ -431,7 +431,9 @@ def cancel_run(session: Session, run_id: str, reason: str | None) -> None:
 
 _decision_options = with_options(
     click.option("--comment", metavar="TEXT", help="Kept in the timeline."),
-    click.option("--data", metavar="JSON|@FILE", help="For the steps that follow."),
+    click.option(
+        "--data", metavar="JSON|@FILE", help="Data of the decision, for the steps that follow."
+    ),
 )
 
 

@@ -40,25 +40,41 @@ def schedule() -> None:
     "workflow_id",
     metavar="ID",
     required=True,
-    help="What to start.",
+    help="The workflow to start.",
     shell_complete=complete_workflows,
 )
 @click.option("--cron", metavar="FIELDS", help='When: five fields, like "0 9 * * MON-FRI".')
-@click.option("--every", "every_s", metavar="SECONDS", type=click.INT, help="Instead of --cron.")
-@click.option("--timezone", metavar="ZONE", help="Of --cron, like Europe/Berlin; UTC if not given.")
-@click.option("--input", "given", metavar="JSON|@FILE", help="What each run is given.")
+@click.option(
+    "--every",
+    "every_s",
+    metavar="SECONDS",
+    type=click.INT,
+    help="The time between ticks, instead of --cron.",
+)
+@click.option(
+    "--timezone",
+    metavar="ZONE",
+    help="The time zone of --cron, like Europe/Berlin; UTC if not given.",
+)
+@click.option("--input", "given", metavar="JSON|@FILE", help="The input of each run.")
 @click.option("--label", "labels", metavar="NAME:VALUE", multiple=True, help="Mark each run.")
 @click.option(
     "--overlap",
     type=click.Choice(("skip", "queue", "allow")),
-    help="While the last run is unfinished; skip if not given.",
+    help="What a tick does while the last run is unfinished; skip if not given.",
 )
 @click.option(
     "--catch-up",
     type=click.Choice(("none", "one", "all")),
-    help="Ticks that passed while no server ran; none if not given.",
+    help="Which ticks that passed while no server ran get a run; none if not given.",
 )
-@click.option("--jitter", "jitter_s", metavar="SECONDS", type=click.INT, help="Later by up to.")
+@click.option(
+    "--jitter",
+    "jitter_s",
+    metavar="SECONDS",
+    type=click.INT,
+    help="The longest random delay of a tick.",
+)
 @click.option("--paused", is_flag=True, help="Store it without starting runs.")
 @calls_server
 def set_schedule(
