@@ -147,7 +147,7 @@ class Connection(asyncio.Protocol):
             self.on_idle(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        reason = exc or "it hung up"
+        reason = exc or "the server closed it"
         self._end(ConnectionLost(f"the connection to {self._name} broke: {reason}"))
 
     def _take(self, reply: Reply) -> None:
@@ -199,9 +199,9 @@ _UNAVAILABLE: Final = {
     "CLUSTERDOWN": "says that its cluster is down",
     "LOADING": "is still loading its data",
     "MASTERDOWN": "has lost its primary",
-    "MISCONF": "cannot write its data to disk and takes no more",
-    "MOVED": "has given the keys away, and so had those we were sent to",
-    "ASK": "is giving the keys away",
+    "MISCONF": "cannot write its data to disk and refuses writes",
+    "MOVED": "has moved the keys, and so have the servers that it redirected to",
+    "ASK": "is moving the keys to another server",
     "NOREPLICAS": "has fewer replicas than min-replicas-to-write asks for",
     "OOM": "has no memory left",
     "READONLY": "is a replica",
@@ -209,8 +209,8 @@ _UNAVAILABLE: Final = {
     "UNBLOCKED": "has become a replica",
 }
 _REFUSED: Final = {
-    "NOAUTH": "wants a password",
-    "NOPERM": "does not let this user do it",
+    "NOAUTH": "requires a password",
+    "NOPERM": "forbids this user the command",
     "WRONGPASS": "does not accept the password",
 }
 
@@ -228,7 +228,7 @@ def translate(error: Exception, who: str) -> BackendError:
     if code in _REFUSED:
         return BackendRefused(f"{who} {_REFUSED[code]} ({error})")
     if code == "WRONGTYPE":
-        return BackendCorrupt(f"{who} has something else under one of our keys ({error})")
+        return BackendCorrupt(f"{who} has a value of another type under one of our keys ({error})")
     return BackendError(f"{who} answered: {error}")
 
 
