@@ -7,6 +7,7 @@ from typing import Final
 from stanchion.gateway.route import Route
 from stanchion.gateway.routes import (
     admin,
+    approvals,
     audit,
     bulk,
     dead_letters,
@@ -18,6 +19,7 @@ from stanchion.gateway.routes import (
     limits,
     runs,
     schedules,
+    starts,
     worker,
     workflows,
 )
@@ -25,7 +27,9 @@ from stanchion.gateway.routes import (
 __all__ = ["ROUTES"]
 
 ROUTES: Final[tuple[Route, ...]] = (
+    *starts.ROUTES,
     *runs.ROUTES,
+    *approvals.ROUTES,
     *worker.ROUTES,
     *jobs.ROUTES,
     *workflows.ROUTES,

@@ -23,7 +23,7 @@ from stanchion.gateway.route import (
     RouteTable,
     Takes,
 )
-from stanchion.gateway.routes.runs import START_CODES, start_answer
+from stanchion.gateway.routes.starts import START_CODES, start_answer
 from stanchion.gateway.views import when, wire_view
 from stanchion.ports.errors import BackendError
 from stanchion.services.gate_answers import RunStarted
