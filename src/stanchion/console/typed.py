@@ -15,7 +15,8 @@ import msgspec
 
 from stanchion.console.text import shortened, visible
 from stanchion.core.json_value import JsonValue
-from stanchion.gateway.body import InvalidJson, MalformedJson, decode_json, fault_in
+from stanchion.gateway.body import decode_json, fault_in
+from stanchion.gateway.body_faults import InvalidJson, MalformedJson
 
 
 class WronglyTyped(Exception):
