@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stanchion.cli import session
+from stanchion.cli import api
 from stanchion.cli.errors import Exit
 from stanchion.core.model import RunStatus, WorkflowSource
 from stanchion.core.rerun import RerunAction, RerunVersion
@@ -409,7 +409,7 @@ def test_a_silent_server_and_a_proxys_502_lead_to_the_next_server(
     cli: Cli, server: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.says(STARTED)
-    monkeypatch.setattr(session, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(api, "_SILENCE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # It accepts, and says nothing.
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert cli("run", "start", "w", "--url", f"{url},{server.url}").code == 0
@@ -424,7 +424,7 @@ def test_a_silent_server_and_a_proxys_502_lead_to_the_next_server(
 def test_what_is_sent_once_goes_to_a_server_that_answers(
     cli: Cli, server: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_SAY_AFTER_S", 0.2)
+    monkeypatch.setattr(api, "_SAY_AFTER_S", 0.2)
     server.says(Said({"status": "ok"}), Said({"max_concurrent_runs": 3}))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -433,7 +433,7 @@ def test_what_is_sent_once_goes_to_a_server_that_answers(
             ("GET", "/livez"),
             ("DELETE", "/v1/admin/tenants/acme"),
         ]
-        defaults = session.ApiClient.__init__.__kwdefaults__
+        defaults = api.ApiClient.__init__.__kwdefaults__
         assert defaults is not None
         monkeypatch.setitem(defaults, "patience_s", 0.6)
         seen = cli("tenant", "delete", "acme", "--yes", "--url", url)

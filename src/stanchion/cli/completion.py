@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import click
 
-from stanchion.cli.session import URL, ApiClient, path_to
+from stanchion.cli.api import ApiClient, path_to
+from stanchion.cli.session import URL
 
 _PATIENCE_S: Final = 1.0
 _WORDS_MAX: Final = 1000

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from stanchion.cli.api import path_to
 from stanchion.cli.errors import CliError, Exit
-from stanchion.cli.session import Session, path_to
+from stanchion.cli.session import Session
 from stanchion.cli.text import (
     COLORS,
     Column,

@@ -11,17 +11,10 @@ from typing import Any
 import click
 import msgspec
 
+from stanchion.cli.api import path_to
 from stanchion.cli.completion import complete_keys, complete_tenants
 from stanchion.cli.errors import CliError, Exit
-from stanchion.cli.session import (
-    Session,
-    calls_server,
-    json_of,
-    list_command,
-    number_in,
-    path_to,
-    time_of,
-)
+from stanchion.cli.session import Session, calls_server, json_of, list_command, number_in, time_of
 from stanchion.cli.text import SpareHeading, cell, clock, pairs, whole_ident
 from stanchion.core.queue import OnFull, QueueMax, QueueWaitS
 

@@ -9,14 +9,8 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 import click
 
-from stanchion.cli.session import (
-    Session,
-    calls_server,
-    list_command,
-    path_to,
-    time_of,
-    with_options,
-)
+from stanchion.cli.api import path_to
+from stanchion.cli.session import Session, calls_server, list_command, time_of, with_options
 from stanchion.cli.text import Column, SpareHeading, cell, clock, ident, whole_ident
 
 _F = TypeVar("_F", bound=Callable[..., Any])

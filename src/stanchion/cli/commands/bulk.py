@@ -9,17 +9,11 @@ from typing import Any, Final
 
 import click
 
+from stanchion.cli.api import path_to
 from stanchion.cli.commands.run import selection, selects_runs
 from stanchion.cli.completion import complete_bulks
 from stanchion.cli.errors import Exit
-from stanchion.cli.session import (
-    Session,
-    calls_server,
-    key_option,
-    list_command,
-    number_in,
-    path_to,
-)
+from stanchion.cli.session import Session, calls_server, key_option, list_command, number_in
 from stanchion.cli.text import SpareHeading, cell, clock, ident, pairs, rows_of, table, whole_ident
 from stanchion.core.bulk import BulkRatePerS
 

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import click
 
+from stanchion.cli.api import path_to
 from stanchion.cli.completion import complete_limits
 from stanchion.cli.errors import CliError, Exit
-from stanchion.cli.session import Session, calls_server, list_command, path_to
+from stanchion.cli.session import Session, calls_server, list_command
 from stanchion.cli.text import cell, pairs
 
 

@@ -7,9 +7,10 @@ from typing import Final
 
 import click
 
+from stanchion.cli.api import path_to
 from stanchion.cli.errors import needs_server_packages
 from stanchion.cli.logging import log_to, raise_open_files_limit
-from stanchion.cli.session import list_command, path_to, server_options
+from stanchion.cli.session import list_command, server_options
 from stanchion.cli.text import SpareHeading, cell, clock
 
 

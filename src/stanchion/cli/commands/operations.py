@@ -7,15 +7,9 @@ from typing import Any
 
 import click
 
+from stanchion.cli.api import path_to
 from stanchion.cli.completion import complete_letters, complete_locks
-from stanchion.cli.session import (
-    Session,
-    calls_server,
-    list_command,
-    path_to,
-    show_repeatedly,
-    watch_option,
-)
+from stanchion.cli.session import Session, calls_server, list_command, show_repeatedly, watch_option
 from stanchion.cli.text import (
     Column,
     SpareHeading,

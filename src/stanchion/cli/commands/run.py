@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Final
 
 import click
 
+from stanchion.cli.api import ApiAnswer, path_to
 from stanchion.cli.completion import (
     complete_for_each_steps,
     complete_runs,
@@ -37,7 +38,6 @@ from stanchion.cli.runs import (
     why_lines,
 )
 from stanchion.cli.session import (
-    ApiAnswer,
     Session,
     calls_server,
     input_option,
@@ -46,7 +46,6 @@ from stanchion.cli.session import (
     limit_and_cursor,
     list_command,
     number_in,
-    path_to,
     read_bounded,
     show_page,
     show_repeatedly,

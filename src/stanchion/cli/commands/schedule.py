@@ -7,10 +7,11 @@ from typing import Any, Final
 
 import click
 
+from stanchion.cli.api import path_to
 from stanchion.cli.commands.run import labels_of, show_started
 from stanchion.cli.completion import complete_schedules, complete_workflows
 from stanchion.cli.runs import label_text
-from stanchion.cli.session import Session, calls_server, json_of, key_option, list_command, path_to
+from stanchion.cli.session import Session, calls_server, json_of, key_option, list_command
 from stanchion.cli.text import Column, cell, clock, excerpt, ident, pairs, rows_of
 
 _KEPT: Final = (

@@ -12,16 +12,15 @@ from typing import Any, Final
 import click
 import msgspec
 
+from stanchion.cli.api import Content, path_to
 from stanchion.cli.completion import complete_shared_workflows, complete_workflows
 from stanchion.cli.errors import CliError, Exit, fault_line, needs_server_packages
 from stanchion.cli.session import (
-    Content,
     Session,
     calls_server,
     calls_server_yaml,
     limit_and_cursor,
     output_option,
-    path_to,
     read_bounded,
     show_page,
 )
