@@ -68,10 +68,13 @@ class BatchRow(StartRun, frozen=True, kw_only=True):
     """The run's idempotency key. Without one it is the request's key, a slash and the index."""
 
 
+BATCH_SIZE: Final = Meta(min_length=1, max_length=1000)
+
+
 class StartBatch(_Request, frozen=True, kw_only=True):
     """Start many runs of one workflow."""
 
-    runs: Annotated[tuple[BatchRow, ...], Meta(min_length=1, max_length=1000)]
+    runs: Annotated[tuple[BatchRow, ...], BATCH_SIZE]
 
 
 class RerunRun(_Request, frozen=True, kw_only=True):

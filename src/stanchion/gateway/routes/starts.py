@@ -45,6 +45,7 @@ from stanchion.services.gate_answers import (
 from stanchion.services.plans import UnknownWorkflow
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import (
+    BATCH_SIZE,
     BatchAnswer,
     BatchResult,
     BatchRow,
@@ -150,7 +151,7 @@ def _not_started(answer: NotStarted) -> Refusal:
 class RawBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A batch whose rows are not decoded: a faulty row is refused alone."""
 
-    runs: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(min_length=1, max_length=1000)]
+    runs: Annotated[tuple[msgspec.Raw, ...], BATCH_SIZE]
 
 
 @ROUTES.add(
