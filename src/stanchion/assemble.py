@@ -122,7 +122,8 @@ async def _running(engine: Engine) -> AsyncIterator[None]:
     """Run the engine's loops during the body; then drain and close it."""
     await engine.services.settings.look()
     loops = asyncio.create_task(engine.run(), name="engine")
-    trimming = asyncio.create_task(MemoryTrimmer(engine.services.clock).run(), name="memory")
+    trimmer = MemoryTrimmer(engine.services.clock, release=engine.forget_idle)
+    trimming = asyncio.create_task(trimmer.run(), name="memory")
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import subprocess
 import sys
@@ -14,11 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stanchion.core.expression import (
+    COMPILED_TOKENS_MAX,
     SOURCE_CHARS_MAX,
     Expression,
     ExpressionError,
     ExpressionFault,
     compile_expression,
+    tokens_in,
 )
 from stanchion.core.json_value import JsonValue
 
@@ -450,3 +453,24 @@ def test_any_text_is_an_expression_or_a_fault(source: str) -> None:
         return
     with contextlib.suppress(ExpressionError):
         json.dumps(expression.evaluate({"input": {"a": 1}, "steps": {}}))
+
+
+def test_a_number_of_tokens_bounds_what_is_kept_of_compiled_expressions() -> None:
+    marker = "input.kept_of_compiled"
+    per_expression = tokens_in(f"{marker} == 0" + f" || {marker} == 0" * 50)
+    for number in range(3 * COMPILED_TOKENS_MAX // per_expression):
+        compiled(" || ".join([f"{marker} == {number}"] * 51))
+    gc.collect()
+    kept = [
+        each
+        for each in gc.get_objects()
+        if isinstance(each, Expression) and each.source.startswith(marker)
+    ]
+    assert 0 < sum(tokens_in(each.source) for each in kept) <= COMPILED_TOKENS_MAX
+
+
+def test_what_was_compiled_or_asked_for_last_is_not_compiled_again() -> None:
+    first = compiled("input.asked_for")
+    for number in range(COMPILED_TOKENS_MAX // 6):
+        compiled(f"input.other == {number}")
+        assert compiled("input.asked_for") is first

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
+from stanchion.adapters.system import ManualClock
 from stanchion.core.audit import AuditEntry
 from stanchion.core.events import CancelRequested
 from stanchion.core.model import (
@@ -405,7 +406,7 @@ async def test_another_tenants_result_is_unknown(world: World) -> None:
 
 
 def test_the_memory_of_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, now = RunCache(), Instant(1_700_000_000_000)
+    cache, now = RunCache(ManualClock()), Instant(1_700_000_000_000)
     runs = [admission(now, run_input={"say": "x" * 1_000}).run for _ in range(30)]
     monkeypatch.setattr(run_cache, "RUNS_KEPT", 10)
     for run in runs[:15]:
@@ -419,6 +420,37 @@ def test_the_memory_of_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.get(runs[15].id) is None
 
 
+def test_a_run_that_has_not_changed_for_a_minute_is_forgotten() -> None:
+    clock, now = ManualClock(), Instant(1_700_000_000_000)
+    cache = RunCache(clock)
+    idle, busy = (admission(now, run_input={"say": each}).run for each in ("a", "b"))
+    cache.put(idle, ONE_JOB)
+    cache.put(busy, ONE_JOB)
+    clock.advance(run_cache.RUN_KEPT_MS // 2)
+    cache.put(busy, ONE_JOB)
+    assert cache.forget_idle() == []
+    clock.advance(run_cache.RUN_KEPT_MS // 2)
+    assert cache.forget_idle() == [idle.id]
+    assert cache.get(idle.id) is None
+    assert cache.get(busy.id) is not None
+
+
+@virtual
+async def test_a_result_of_a_run_that_was_forgotten_is_accepted_and_applied(world: World) -> None:
+    one = world.add(locks_are_local=True)
+    await _leased(world, one)
+    await asyncio.sleep(run_cache.RUN_KEPT_MS / 1_000)
+    one.engine.forget_idle()
+    (leased,) = await world.lease(one, "work")
+    one.store.calls.clear()
+    result = Result(job_id=leased.job.id, fence=leased.fence, worker_id="worker")
+    (answer,) = await one.inbox.results([result])
+    assert isinstance(answer, Accepted)
+    (_second,) = await world.lease(one, "work")
+    assert one.store.calls["settle"] == 0
+    assert one.store.calls["accept"] == 1
+
+
 def test_runs_that_begin_alike_are_remembered_as_if_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -430,7 +462,7 @@ def test_runs_that_begin_alike_are_remembered_as_if_one_by_one(
     ]
     starts = AlikeStarts(wanted[0], [AlikeStart.of(each) for each in wanted])
     assert [*starts] == wanted
-    cache = RunCache()
+    cache = RunCache(ManualClock())
     cache.put_alike(starts, ONE_JOB)
     known = [cache.get(each.run.id) for each in wanted]
     assert [each and each.run for each in known] == [each.run for each in wanted]
@@ -444,7 +476,7 @@ def test_runs_that_begin_alike_are_remembered_as_if_one_by_one(
 def test_a_large_run_is_kept_while_many_of_its_items_are_to_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cache, now = RunCache(), Instant(1_700_000_000_000)
+    cache, now = RunCache(ManualClock()), Instant(1_700_000_000_000)
     small = admission(now, run_input={"say": "x"}).run
     cache.put(small, ONE_JOB)
 

@@ -42,7 +42,12 @@ class Process:
             resident=lambda: self.size,
             allocated=lambda: self.allocated,
             give_back=self._give_back,
+            release=self._release,
         )
+        self.released = 0
+
+    def _release(self) -> None:
+        self.released += 1
 
     def _give_back(self) -> None:
         self.returned += 1
@@ -61,6 +66,13 @@ async def test_memory_is_returned_after_growth_and_only_then() -> None:
     assert await process.look(START + GROWTH_BYTES - 1) == 0
     assert await process.look(START + GROWTH_BYTES) == 1
     assert await process.look(START + GROWTH_BYTES - 1) == 1
+
+
+async def test_what_was_not_used_for_long_is_released_at_every_look() -> None:
+    process = Process()
+    for looks in range(1, 5):
+        await process.look(START)
+        assert process.released == looks
 
 
 async def test_memory_is_returned_a_few_more_times_after_growth() -> None:

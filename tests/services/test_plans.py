@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Mapping
+from typing import Any
+from weakref import ref
 
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.system import ManualClock
 from stanchion.core.faults import WorkflowFaults
+from stanchion.core.lease import Moment
 from stanchion.core.model import (
     Instant,
     Run,
@@ -23,7 +27,16 @@ from stanchion.core.plan import Plan
 from stanchion.core.workflow import JobSpec, SubworkflowSpec, Workflow
 from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.records import StoredWorkflow, Tenant
-from stanchion.services.plans import Linked, Plans, UnknownWorkflow, link_here
+from stanchion.services.plans import (
+    IDLE_TEXT_BYTES_MAX,
+    PLAN_KEPT_MS,
+    PLANS_TEXT_BYTES_MAX,
+    TENANT_TEXT_BYTES_MAX,
+    Linked,
+    Plans,
+    UnknownWorkflow,
+    link_here,
+)
 
 ACME, OTHER = TenantId("acme"), TenantId("other")
 INNER, OUTER = WorkflowId("inner"), WorkflowId("outer")
@@ -243,3 +256,84 @@ async def test_a_shared_workflow_is_linked_once_for_all_tenants_that_start_it_at
     found = await asyncio.gather(*asking[1:])
     assert len({id(each.plan) for each in found}) == 1
     assert count == 2
+
+
+# ── How much is kept ─────────────────────────────────────────────────────────────────────────────
+
+PART = TENANT_TEXT_BYTES_MAX // 8
+
+
+def large(number: int) -> Workflow:
+    """A workflow of about an eighth of what is kept for a tenant."""
+    text = f"{number} " + "x" * (PART - 200)
+    spec = JobSpec(topic=Topic("work"), input=text)
+    return Workflow(id=WorkflowId(f"large-{number}"), steps={StepId("work"): spec})
+
+
+async def large_plans(plans: Plans, store: MemoryStore, tenant: TenantId, count: int) -> list[Any]:
+    """References to the plans of so many large workflows."""
+    made = []
+    for number in range(count):
+        await store.put_workflow(tenant, large(number))
+        made.append(ref((await linked(plans, large(number).id, tenant)).plan))
+    gc.collect()
+    return made
+
+
+async def test_a_tenant_with_much_text_keeps_the_plans_used_last_and_no_others() -> None:
+    store = MemoryStore(ManualClock())
+    plans = Plans(store)
+    await store.put_workflow(OTHER, inner("other"))
+    others = (await linked(plans, INNER, OTHER)).plan
+    made = await large_plans(plans, store, ACME, 20)
+    assert [each() is not None for each in made] == [False] * 12 + [True] * 8
+    assert (await linked(plans, INNER, OTHER)).plan is others
+    # One that was dropped is made again, and a run that began with it finds it.
+    assert (await linked(plans, large(0).id)).plan.steps.keys() == {"work"}
+
+
+async def test_the_plan_used_last_is_kept_however_large_it_is() -> None:
+    store = MemoryStore(ManualClock())
+    plans = Plans(store)
+    spec = JobSpec(topic=Topic("work"), input="x" * 2 * TENANT_TEXT_BYTES_MAX)
+    await store.put_workflow(ACME, Workflow(id=OUTER, steps={StepId("work"): spec}))
+    first = (await linked(plans, OUTER)).plan
+    assert (await linked(plans, OUTER)).plan is first
+
+
+async def test_all_tenants_together_keep_so_much_text_and_no_more() -> None:
+    store = MemoryStore(ManualClock())
+    plans = Plans(store)
+    made = []
+    for number in range(60):
+        tenant = TenantId(f"tenant-{number}")
+        await store.put_workflow(tenant, large(number))
+        made.append(ref((await linked(plans, large(number).id, tenant)).plan))
+    gc.collect()
+    most = PLANS_TEXT_BYTES_MAX // PART
+    assert [each() is not None for each in made] == [False] * (60 - most) + [True] * most
+
+
+async def test_a_plan_that_is_used_stays_while_others_of_its_tenant_go() -> None:
+    store = MemoryStore(ManualClock())
+    plans = Plans(store)
+    await store.put_workflow(ACME, inner("used"))
+    used = (await linked(plans, INNER)).plan
+    for number in range(20):
+        await store.put_workflow(ACME, large(number))
+        await linked(plans, large(number).id)
+        assert (await linked(plans, INNER)).plan is used
+
+
+async def test_much_text_of_plans_that_nobody_uses_is_dropped_after_a_minute() -> None:
+    store, now = MemoryStore(ManualClock()), Moment(1_000)
+    plans = Plans(store)
+    made = await large_plans(plans, store, ACME, 6)
+    for at in (now, Moment(now + PLAN_KEPT_MS - 1)):
+        plans.forget_idle(at)
+        await linked(plans, large(0).id)
+    assert all(each() is not None for each in made)
+    plans.forget_idle(Moment(now + PLAN_KEPT_MS))
+    gc.collect()
+    idle = IDLE_TEXT_BYTES_MAX // PART
+    assert [each() is not None for each in made] == [True] + [False] * (5 - idle) + [True] * idle

@@ -23,7 +23,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final, TypeAlias, cast
 
 from stanchion.core.cel.evaluation import (
@@ -62,6 +61,8 @@ __all__ = [
 ]
 
 SOURCE_CHARS_MAX: Final = 2_000
+COMPILED_TOKENS_MAX: Final = 20_000
+"""Tokens of all compiled expressions that are kept for the next that is equal."""
 STEP_FIELDS: Final = ("output", "status", "error", "failures")
 """The members of ``steps.<id>``."""
 
@@ -70,7 +71,8 @@ def compile_expression(
     source: str, *, names: frozenset[str], want_bool: bool = False
 ) -> Expression:
     """Compile an expression that may use these root names, or raise ExpressionFault."""
-    return _compile(source, names, want_bool)
+    key = (source, names, want_bool)
+    return _COMPILED.get(key) or _COMPILED.put(key, _compile(source, names, want_bool=want_bool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +122,45 @@ def tokens_in(source: str) -> int:
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
-@lru_cache(maxsize=1024)
-def _compile(source: str, names: frozenset[str], want_bool: bool) -> Expression:  # noqa: FBT001 - keyed by position
+_Key: TypeAlias = tuple[str, frozenset[str], bool]
+
+
+class _CompiledExpressions:
+    """Expressions that were compiled or asked for last, in two generations.
+
+    They are counted by their tokens, of which each takes 300 bytes: a thousand expressions of the
+    maximum length would take 290 MB. Two threads may use it: at worst one compiles once more, and
+    what they count wrongly is forgotten with the generation.
+    """
+
+    def __init__(self, tokens_max: int) -> None:
+        self._half = tokens_max // 2
+        self._tokens = 0
+        self._young: dict[_Key, Expression] = {}
+        self._old: dict[_Key, Expression] = {}
+
+    def get(self, key: _Key) -> Expression | None:
+        """The expression, if it is kept."""
+        found = self._young.get(key)
+        if found is not None:
+            return found
+        found = self._old.get(key)
+        return None if found is None else self.put(key, found)
+
+    def put(self, key: _Key, compiled: Expression) -> Expression:
+        """Keep the expression; returns it."""
+        tokens = tokens_in(key[0])
+        if self._tokens + tokens > self._half:
+            self._old, self._young, self._tokens = self._young, {}, 0
+        self._young[key] = compiled
+        self._tokens += tokens
+        return compiled
+
+
+_COMPILED: Final = _CompiledExpressions(COMPILED_TOKENS_MAX)
+
+
+def _compile(source: str, names: frozenset[str], *, want_bool: bool) -> Expression:
     if not source.strip():
         raise ExpressionFault("an expression is needed, this is empty")
     if len(source) > SOURCE_CHARS_MAX:

@@ -105,7 +105,7 @@ class Body:
     schema: InputSchema | None
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True, weakref_slot=True)
 class Plan:
     """All steps of a run, in the order in which they are considered."""
 

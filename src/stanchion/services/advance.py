@@ -77,7 +77,7 @@ from stanchion.services.leasing import LeaseContended, LeaseRefused, Leasing
 from stanchion.services.log import log_event
 from stanchion.services.plans import Plans
 from stanchion.services.renewal import Lease
-from stanchion.services.run_cache import KnownRun, RunCache
+from stanchion.services.run_cache import RUNS_KEPT, KnownRun, RunCache
 from stanchion.services.work import Decider
 
 TRIES_MAX: Final = 20
@@ -88,7 +88,9 @@ EVENTS_MAX: Final = 500
 """Events decided on in one commit."""
 TURNS_MAX: Final = 2_000
 """Runs advanced at the same time. Others wait for their outbox rows to become due."""
-CLASSES_KEPT: Final = 50_000
+CLASSES_KEPT: Final = 2 * RUNS_KEPT
+"""Also of runs that are not kept. Without its class, a run is read before its lease is asked for,
+and not after that."""
 LEASE_KEPT_MS: Final = 30_000
 """How long a lease is kept after its last use."""
 
@@ -252,7 +254,7 @@ class Advancer:
         self._poison_failures_max = poison_failures_max
         self._turns: dict[RunId, _Turn] = {}
         self._classes: OrderedDict[RunId, _Class] = OrderedDict()
-        self.cache = self._runs = RunCache()
+        self.cache = self._runs = RunCache(context.clock)
 
     async def advance(self, run_id: RunId, posted: InboxEntry | None = None) -> Outcome:
         """Apply the events in the run's inbox, or return why not now.
@@ -270,6 +272,7 @@ class Advancer:
     def remember(self, run: Run, plan: Plan) -> None:
         """Note a run that was committed, so that its next change need not read it."""
         self._classes[run.id] = _class(run, plan.lock_policy)
+        self._classes.move_to_end(run.id)
         if len(self._classes) > CLASSES_KEPT:
             self._classes.popitem(last=False)
         self._runs.put(run, plan)
@@ -316,6 +319,14 @@ class Advancer:
         answer = asyncio.get_running_loop().create_future()
         turn.waiting.append(_Delivery(results, tenant, row_due_in_ms, answer))
         return answer
+
+    def forget_idle(self) -> None:
+        """Forget the runs that have not changed for a minute: after a peak these are most."""
+        for run_id in self._runs.forget_idle():
+            if run_id not in self._turns:
+                self._classes.pop(run_id, None)
+        if not self._classes:
+            self._classes.clear()  # else its table stays as large as it was
 
     async def idle(self) -> None:
         """Wait until no run is being advanced."""
@@ -483,7 +494,7 @@ class Advancer:
         if plan is None:
             return _class(loaded.run, None)
         self.remember(loaded.run, plan)
-        return self._classes[loaded.run.id]
+        return _class(loaded.run, plan.lock_policy)
 
     async def _empty_inbox(
         self, run_id: RunId, turn: _Turn, lease: Lease, seen: Loaded | None
@@ -596,7 +607,9 @@ class Advancer:
         posted: Sequence[InboxEntry] = (),
     ) -> Advanced | None:
         """Decide on the run as it is remembered, and settle; ``None`` if that is not possible."""
-        run, plan = known.run, known.plan
+        run, plan = known.run, known.plan()
+        if plan is None:
+            return None
         try:
             events = [*(entry.event for entry in posted), *map(_event, results)]
             wanted = items_to_read(plan, run, events)
@@ -802,7 +815,8 @@ class Advancer:
     async def _plan_of(self, run: Run) -> Plan:
         """The plan that the run began with, which never changes."""
         known = self._runs.get(run.id)
-        return await self._plans.of_run(run) if known is None else known.plan
+        plan = None if known is None else known.plan()
+        return plan or await self._plans.of_run(run)
 
     async def _plan_unless_broken(self, run: Run) -> Plan | None:
         """The run's plan; ``None`` if it cannot be built, which fails when an entry is applied."""

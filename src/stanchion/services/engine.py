@@ -248,6 +248,11 @@ class Engine:
             for name, loop in self._loops().items():
                 loops.create_task(self._endless(name, loop), name=name)
 
+    def forget_idle(self) -> None:
+        """Free what is kept in memory to save time, and was not used for a minute."""
+        self._advancer.forget_idle()
+        self.services.plans.forget_idle(self.services.clock.moment())
+
     def drain(self) -> None:
         """End all long waits of callers and workers now."""
         self.services.scheduler.drain()

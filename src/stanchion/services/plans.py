@@ -8,13 +8,14 @@ cached one may be old, and then the store refuses the start (``StaleDefinition``
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
 from stanchion.core.faults import WorkflowFaults
+from stanchion.core.lease import Moment
 from stanchion.core.model import (
     Run,
     StepId,
@@ -35,6 +36,14 @@ from stanchion.services.work import TenantExecutor
 KEPT_MAX: Final = 50_000
 """Cached workflow names of all tenants. Each costs little: equal workflows share one plan."""
 PLANS_MAX: Final = 2_000
+PLANS_TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Text of the workflows of all cached plans. A plan takes about 15 times as much memory, or 150
+times if there is little but expressions in it."""
+TENANT_TEXT_BYTES_MAX: Final = PLANS_TEXT_BYTES_MAX // 4
+"""The same for the workflows of one tenant."""
+IDLE_TEXT_BYTES_MAX: Final = 256 * 1024
+"""The same for plans that were not used for a minute."""
+PLAN_KEPT_MS: Final = 60_000
 DEFINITIONS_MAX: Final = 500
 """Workflows that one plan may contain; more do not fit into the maximum number of steps."""
 
@@ -69,6 +78,7 @@ class UnknownWorkflow(msgspec.Struct, frozen=True):
     workflow_id: WorkflowId
 
 
+_Named: TypeAlias = tuple[TenantId, WorkflowId]
 _Newest: TypeAlias = "Linked | UnknownWorkflow | WorkflowFaults"
 
 
@@ -88,6 +98,82 @@ async def link_here(
     return link(workflow, others, source=source)
 
 
+class _KeptPlan(msgspec.Struct):
+    plan: Plan
+    tenant: TenantId
+    text_bytes: int
+    names: set[_Named] = set()
+    """What it is the newest plan of."""
+    is_used: bool = True
+    """Whether it was used since idle plans were last looked for."""
+    idle_since: Moment = Moment(0)
+
+
+class _PlanCache:
+    """Plans by the content of their workflows, least recently used first.
+
+    Workflows that a tenant stores again and again, each a little different, would take gigabytes
+    by the number of plans alone. So their text is counted, and a tenant over its share has its own
+    plans dropped.
+    """
+
+    def __init__(self, on_dropped: Callable[[_KeptPlan], None]) -> None:
+        self._on_dropped = on_dropped
+        self._kept: OrderedDict[bytes, _KeptPlan] = OrderedDict()
+        self._text_bytes: Counter[TenantId] = Counter()
+        self._total_bytes = 0
+
+    def get(self, content: bytes) -> _KeptPlan | None:
+        """A plan that is about to be used."""
+        found = self._kept.get(content)
+        if found is not None:
+            found.is_used = True
+            self._kept.move_to_end(content)
+        return found
+
+    def drop_idle(self, now: Moment) -> None:
+        """Drop plans that were not used for a minute, if they take much memory together."""
+        idle = []
+        for content, kept in self._kept.items():
+            if kept.is_used:
+                kept.is_used, kept.idle_since = False, now
+            elif now - kept.idle_since >= PLAN_KEPT_MS:
+                idle.append((content, kept))
+        idle_bytes = sum(kept.text_bytes for _, kept in idle)
+        for content, kept in idle:
+            if idle_bytes <= IDLE_TEXT_BYTES_MAX:
+                break
+            idle_bytes -= kept.text_bytes
+            self._drop(content)
+
+    def put(self, content: bytes, kept: _KeptPlan) -> None:
+        """Keep a plan, and drop what there is no room for then."""
+        self._drop(content)
+        self._kept[content] = kept
+        self._text_bytes[kept.tenant] += kept.text_bytes
+        self._total_bytes += kept.text_bytes
+        own_max = PLANS_TEXT_BYTES_MAX if kept.tenant == _ALL_TENANTS else TENANT_TEXT_BYTES_MAX
+        if self._text_bytes[kept.tenant] > own_max:
+            for each in [key for key, other in self._kept.items() if other.tenant == kept.tenant]:
+                if each == content or self._text_bytes[kept.tenant] <= own_max:
+                    break
+                self._drop(each)
+        while len(self._kept) > 1 and (
+            len(self._kept) > PLANS_MAX or self._total_bytes > PLANS_TEXT_BYTES_MAX
+        ):
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, content: bytes) -> None:
+        dropped = self._kept.pop(content, None)
+        if dropped is None:
+            return
+        self._total_bytes -= dropped.text_bytes
+        self._text_bytes[dropped.tenant] -= dropped.text_bytes
+        if not self._text_bytes[dropped.tenant]:
+            del self._text_bytes[dropped.tenant]
+        self._on_dropped(dropped)
+
+
 class Plans:
     """Links workflows and caches the plans."""
 
@@ -102,9 +188,11 @@ class Plans:
         self._definitions = definitions
         self._link = linker
         self._executor = executor
-        self._newest: OrderedDict[tuple[TenantId, WorkflowId], Linked] = OrderedDict()
-        self._by_version: OrderedDict[object, Plan] = OrderedDict()
-        self._by_content: OrderedDict[bytes, Plan] = OrderedDict()
+        self._newest: OrderedDict[_Named, tuple[Linked, bytes]] = OrderedDict()
+        """The newest plans, each with its content."""
+        self._by_version: OrderedDict[object, bytes] = OrderedDict()
+        """The contents of plans."""
+        self._by_content = _PlanCache(self._forget_names)
         self._jobs: OrderedDict[Topic, Linked] = OrderedDict()
         self._linking: CoalescedRead[bytes, Plan | WorkflowFaults] = CoalescedRead()
         self._reading: CoalescedRead[tuple[TenantId, WorkflowId], _Newest] = CoalescedRead()
@@ -121,7 +209,8 @@ class Plans:
             known = self._newest.get(key)
             if known is not None:
                 self._newest.move_to_end(key)
-                return known
+                self._by_content.get(known[1])
+                return known[0]
             if not self._reading.is_under_way(key):
                 return await self._reading.read(key, lambda: self._read_newest(*key))
             # A read that began before this call may return a plan, because the store checks its
@@ -136,7 +225,7 @@ class Plans:
         known = self._newest.get((tenant, workflow_id))
         return known is None or any(
             isinstance(step.spec, ForEachSpec | ForEachWorkflowSpec)
-            for step in known.plan.steps.values()
+            for step in known[0].plan.steps.values()
         )
 
     async def _read_newest(self, tenant: TenantId, workflow_id: WorkflowId) -> _Newest:
@@ -147,18 +236,32 @@ class Plans:
             self._newest.pop(key, None)
             return UnknownWorkflow(workflow_id)
         versions = {each: definitions[each] for each in found}
-        plan = await self._plan(tenant, name, versions, found)
-        if isinstance(plan, WorkflowFaults):
-            return plan
+        kept = await self._plan(tenant, name, versions, found)
+        if isinstance(kept, WorkflowFaults):
+            return kept
+        plan, content = kept
         uses = {each: version for each, version in versions.items() if each != name}
         terms = StartTerms(definitions, dict(plan.budget))
         linked = Linked(plan, versions[name], definitions, split_name(name)[0], uses, terms)
-        _keep(self._newest, key, linked)
+        in_cache = self._by_content.get(content)
+        if in_cache is not None:
+            in_cache.names.add(key)
+            _keep(self._newest, key, (linked, content))
         return linked
+
+    def forget_idle(self, now: Moment) -> None:
+        """Drop plans that were not used for a minute. To be called every few seconds."""
+        self._by_content.drop_idle(now)
+
+    def _forget_names(self, dropped: _KeptPlan) -> None:
+        for key in dropped.names:
+            known = self._newest.get(key)
+            if known is not None and known[0].plan is dropped.plan:
+                del self._newest[key]
 
     def forget(self, tenant: TenantId, workflow_id: WorkflowId) -> None:
         """Drop the cached newest plans that contain a workflow: a new version was written."""
-        for key, linked in list(self._newest.items()):
+        for key, (linked, _) in list(self._newest.items()):
             if key[0] == tenant and workflow_id in linked.definitions:
                 del self._newest[key]
 
@@ -167,9 +270,9 @@ class Plans:
         if is_single_job(run):
             return self.of_job(Topic(run.workflow_id.removeprefix(_JOB_PREFIX))).plan
         name, versions = run.workflow_name, run.definitions
-        known = self._by_version.get(_version_key(run.tenant, name, versions))
+        known = self._known(_version_key(run.tenant, name, versions))
         if known is not None:
-            return known
+            return known[0]
         found: dict[WorkflowId, Workflow] = {}
         for each, version in versions.items():
             source, workflow_id = split_name(each)
@@ -181,7 +284,12 @@ class Plans:
         plan = await self._plan(run.tenant, name, versions, found)
         if isinstance(plan, WorkflowFaults):
             raise DefinitionMissing(f"run '{run.id}' cannot be linked any more: {plan.faults[0]}")
-        return plan
+        return plan[0]
+
+    def _known(self, version_key: object) -> tuple[Plan, bytes] | None:
+        content = self._by_version.get(version_key)
+        kept = None if content is None else self._by_content.get(content)
+        return None if content is None or kept is None else (kept.plan, content)
 
     def of_job(self, topic: Topic) -> Linked:
         """The plan of a job that was submitted alone: one step, no slot."""
@@ -201,9 +309,10 @@ class Plans:
         name: WorkflowId,
         versions: Mapping[WorkflowId, int],
         found: Mapping[WorkflowId, Workflow],
-    ) -> Plan | WorkflowFaults:
+    ) -> tuple[Plan, bytes] | WorkflowFaults:
+        """A plan and its content."""
         key = _version_key(tenant, name, versions)
-        known = self._by_version.get(key)
+        known = self._known(key)
         if known is not None:
             return known
         source, workflow_id = split_name(name)
@@ -211,16 +320,18 @@ class Plans:
             raise DefinitionMissing(f"workflow '{workflow_id}' is not in the store any more")
         workflows = {each: found[each] for each in sorted(found)}
         # Tenants with equal workflows share one plan: a plan does not name its tenant.
-        content = _content(name, workflows)
-        plan = self._by_content.get(content)
-        if plan is None:
+        content, text_bytes = _content(name, workflows)
+        kept = self._by_content.get(content)
+        if kept is None:
             is_shared = source is WorkflowSource.SHARED
             # After a change, the next starts of all tenants need the same new plan. One links it,
             # in a turn of its own: a tenant with much waiting must not hold up the others.
             while is_shared and self._linking.is_under_way(content):
                 joined = await self._linking.found(content)
-                if joined is not None:
+                if isinstance(joined, WorkflowFaults):
                     return joined
+                if joined is not None:
+                    return joined, content
             if is_shared:
                 linked = await self._linking.read(
                     content, lambda: self._linked(_ALL_TENANTS, workflows[name], workflows, source)
@@ -229,10 +340,10 @@ class Plans:
                 linked = await self._linked(tenant, workflows[name], workflows, source)
             if isinstance(linked, WorkflowFaults):
                 return linked
-            plan = linked
-            _keep(self._by_content, content, plan, PLANS_MAX)
-        _keep(self._by_version, key, plan)
-        return plan
+            kept = _KeptPlan(linked, _ALL_TENANTS if is_shared else tenant, text_bytes)
+            self._by_content.put(content, kept)
+        _keep(self._by_version, key, content)
+        return kept.plan, content
 
     async def _linked(
         self,
@@ -281,9 +392,10 @@ def _version_key(tenant: TenantId, name: WorkflowId, versions: Mapping[WorkflowI
     return owner, name, frozenset(versions.items())
 
 
-def _content(name: WorkflowId, workflows: Mapping[WorkflowId, Workflow]) -> bytes:
+def _content(name: WorkflowId, workflows: Mapping[WorkflowId, Workflow]) -> tuple[bytes, int]:
+    """What the plan of these workflows follows from, as a digest, and the size of its text."""
     text = msgspec.json.encode((name, workflows))
-    return hashlib.sha256(text).digest()
+    return hashlib.sha256(text).digest(), len(text)
 
 
 _Key = TypeVar("_Key")

@@ -1,13 +1,15 @@
 """Run cache: the last committed values of runs that this replica has changed.
 
 A run in the cache is decided on without reading it. The value may be out of date: a decision on it
-counts only if the store compares its stamp. The cache is limited by number and by size.
+counts only if the store compares its stamp. The cache is limited by number, by size and by time.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from typing import Final
+from weakref import ref
 
 import msgspec
 from msgspec.structs import replace
@@ -16,9 +18,12 @@ from stanchion.core.json_value import JsonValue
 from stanchion.core.lease import Moment
 from stanchion.core.model import Run, RunId
 from stanchion.core.plan import Plan
+from stanchion.ports.clock import Clock
 from stanchion.ports.records import Admission, AlikeStart, AlikeStarts
 
 RUNS_KEPT: Final = 4_096
+RUN_KEPT_MS: Final = 60_000
+"""How long a run is kept after its last change. Then it waits for something slow."""
 RUN_KEPT_BYTES_MAX: Final = 64 * 1024
 """Larger runs are not kept in memory, but read again for every change."""
 RUNS_KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -39,9 +44,11 @@ class KnownRun(msgspec.Struct, gc=False):
     """The last committed value of a run, without items, its plan, and its kept lease."""
 
     run: Run
-    plan: Plan
+    plan: ref[Plan]
+    """Not kept in memory by the run: a tenant's plans have a limit of their own."""
     input_bytes: int
     size_bytes: int
+    changed_at: Moment
     fence: int | None = None
     kept_until: Moment = Moment(0)
     like: tuple[Admission, AlikeStart] | None = None
@@ -56,7 +63,8 @@ class RunCache:
     only while they are wide, have a limit of their own, so that they displace no others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._runs = _LeastRecent()
         self._wide = _LeastRecent()
 
@@ -83,7 +91,7 @@ class RunCache:
         if is_large and not _is_wide(run):
             return
         kept = replace(run, items={}) if run.items else run
-        known = KnownRun(kept, plan, input_bytes, size_bytes)
+        known = KnownRun(kept, ref(plan), input_bytes, size_bytes, self._clock.moment())
         if before is not None:
             known.fence, known.kept_until = before.fence, before.kept_until
         if is_large:
@@ -93,7 +101,7 @@ class RunCache:
 
     def put_alike(self, starts: AlikeStarts, plan: Plan) -> None:
         """Add new runs that begin alike. Each is made when it is needed."""
-        first = starts.first
+        first, plan_ref, now = starts.first, ref(plan), self._clock.moment()
         for start in starts.rows:
             text_bytes = len(msgspec.json.encode(start.input))
             if text_bytes > _SHORT_INPUT_BYTES or start.run_id in self._runs.by_id:
@@ -101,12 +109,17 @@ class RunCache:
                 continue
             input_bytes = _BYTES_PER_CHAR * text_bytes
             size_bytes = input_bytes + 4 * _NODE_BYTES * len(first.run.steps)
-            known = KnownRun(first.run, plan, input_bytes, size_bytes, like=(first, start))
+            known = KnownRun(first.run, plan_ref, input_bytes, size_bytes, now, like=(first, start))
             self._runs.add(start.run_id, known, size_bytes_max=RUNS_KEPT_BYTES_MAX)
 
     def forget(self, run_id: RunId) -> KnownRun | None:
         """Remove a run; returns what was known of it."""
         return self._runs.remove(run_id) or self._wide.remove(run_id)
+
+    def forget_idle(self) -> list[RunId]:
+        """Remove the runs that have not changed for a minute; returns their ids."""
+        until = Moment(self._clock.moment() - RUN_KEPT_MS)
+        return [*self._runs.remove_until(until), *self._wide.remove_until(until)]
 
 
 class _LeastRecent:
@@ -128,6 +141,17 @@ class _LeastRecent:
         if known is not None:
             self._size_bytes -= known.size_bytes
         return known
+
+    def remove_until(self, moment: Moment) -> list[RunId]:
+        """Remove those that were changed until then; returns their ids."""
+        removed = list(
+            itertools.takewhile(lambda run_id: self.by_id[run_id].changed_at <= moment, self.by_id)
+        )
+        for run_id in removed:
+            self.remove(run_id)
+        if removed and not self.by_id:
+            self.by_id.clear()  # else its table stays as large as it was
+        return removed
 
 
 def _is_wide(run: Run) -> bool:

@@ -212,15 +212,18 @@ class MemoryTrimmer:
         resident: Callable[[], int | None] | None = None,
         allocated: Callable[[], int] | None = None,
         give_back: Callable[[], None] | None = None,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         """``resident`` reads the resident memory, ``allocated`` what of the C heap is in use.
 
-        ``give_back`` may block and runs in a thread.
+        ``give_back`` may block and runs in a thread. ``release`` is called at every look: it drops
+        what was kept to save time and has not been used for long.
         """
         self._clock = clock
         self._resident = resident or resident_bytes
         self._allocated = allocated or allocated_bytes
         self._give_back = give_back or return_freed_memory
+        self._release = release
         self._level_bytes: int | None = None
         self._unused_bytes: int | None = None
         """The least resident memory that was not allocated from the C heap, since the last trim."""
@@ -243,6 +246,7 @@ class MemoryTrimmer:
         freed still later is found by comparing resident with allocated memory, at every eighth
         look.
         """
+        self._release()
         now_bytes = self._resident()
         if now_bytes is None:
             return

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import zip_longest
 from typing import Any, Final, TypeVar
+from weakref import ref
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -421,7 +422,7 @@ class Decider:
     def __init__(self, budget: TenantWorkBudget, executor: TenantExecutor | None) -> None:
         self.budget = budget
         self._executor = executor
-        self._models: OrderedDict[int, tuple[Plan, Transition | None]] = OrderedDict()
+        self._models: OrderedDict[int, tuple[ref[Plan], Transition | None]] = OrderedDict()
         """First transitions by the identity of their plan, for other runs that begin alike."""
 
     async def decide_start(self, plan: Plan, run: Run, began: Started) -> Transition:
@@ -432,12 +433,13 @@ class Decider:
         if run.rerun_of is not None or run.traceparent is not None:
             return await self.decide(plan, run, (began,), run.created_at)
         known, model = self._models.get(id(plan), (None, None))
+        if known is not None and known() is not plan:
+            known, model = None, None  # another plan had this identity before
         transition = self._at_once(plan, run, (began,), run.created_at, model)
         if transition is None:
             return await self._in_thread(plan, run, (began,), run.created_at)
         if known is None:
-            # The plan is kept as well: no other one can have its identity meanwhile.
-            self._models[id(plan)] = plan, start_model(plan, transition)
+            self._models[id(plan)] = ref(plan), start_model(plan, transition)
             if len(self._models) > MODELS_MAX:
                 self._models.popitem(last=False)
         return transition
