@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from typing import TYPE_CHECKING, Annotated, Any, Final, assert_never
 
 import msgspec
+from msgspec import Meta
 
 from stanchion import telemetry
 from stanchion.core.lease import FenceCause, Moment
 from stanchion.core.retry import Exponential, backoff_ms, honour_retry_after
+from stanchion.wire.identifiers import WaitS
 from stanchion.wire.worker import JobError, JobResult, LeaseAnswer, LeasedJob
 from stanchion.worker import events, results
 from stanchion.worker.errors import WorkerRefused, stop_error
@@ -64,8 +66,8 @@ _FLUSH_S: Final = 5.0
 class LoopOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Concurrency and time-outs of the loop."""
 
-    concurrency: int
-    wait_s: float
+    concurrency: Annotated[int, Meta(ge=1, le=10_000)]
+    wait_s: WaitS
     drain_s: float
 
 

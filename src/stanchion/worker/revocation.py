@@ -17,7 +17,9 @@ from itertools import islice
 from typing import Any, Final, assert_never
 
 from stanchion.core.lease import Moment
+from stanchion.core.ranges import range_of
 from stanchion.core.retry import Exponential, backoff_ms, honour_retry_after
+from stanchion.wire.identifiers import WaitS
 from stanchion.wire.worker import LeaseRef, RenewAnswer
 from stanchion.worker.renewal import HeldJob, LeaseRenewer, WorkerClock
 from stanchion.worker.server import (
@@ -32,7 +34,7 @@ WATCHED_MAX: Final = 1_000
 """Leases in one call. The others learn that they are lost when they are renewed."""
 _WATCH_AFTER_MS: Final = 250
 _REPLACE_EVERY_MS: Final = 500
-_WAIT_S_MAX: Final = 60
+_WAIT_S_MAX: Final = range_of(WaitS).high
 _GRACE_S: Final = 5.0
 """How much longer than the wait its answer may take."""
 _BACKOFF: Final = Exponential(base_ms=500, cap_ms=5_000)

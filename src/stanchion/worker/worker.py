@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 from stanchion import telemetry
+from stanchion.core.ranges import check_ranges
 from stanchion.worker import events
 from stanchion.worker.events import Hook, WorkerEvent, log_event, show_lines
 from stanchion.worker.job import Job
@@ -26,8 +27,6 @@ from stanchion.worker.server import HttpTransport, Transport, WorkerApi
 from stanchion.worker.tasks import CHILD_NAME, Executor, ProcessTask, Task, make_task
 
 DEFAULT_URL: Final = "http://127.0.0.1:8420"
-CONCURRENCY_MAX: Final = 10_000
-WAIT_S_MAX: Final = 60
 SECRET_VARIABLES: Final = (
     "STANCHION_API_KEY",
     "STANCHION_ADMIN_KEY",
@@ -153,10 +152,7 @@ class Worker:
             wait_s=options.get("wait_s", 20.0),
             drain_s=options.get("drain_s", 30.0),
         )
-        if not 1 <= settings.concurrency <= CONCURRENCY_MAX:
-            raise ValueError(f"concurrency must be from 1 to {CONCURRENCY_MAX}")
-        if not 0 <= settings.wait_s <= WAIT_S_MAX:
-            raise ValueError(f"wait_s must be from 0 to {WAIT_S_MAX}")
+        check_ranges(settings)
         if not settings.drain_s >= 0:
             raise ValueError("drain_s must not be negative")
         for topic, task in self._tasks.items():
