@@ -141,6 +141,15 @@ def test_times_are_shown_as_they_were_sent() -> None:
     )
 
 
+def test_numbers_in_place_of_an_input_or_output_are_shown_as_they_were_sent() -> None:
+    # As an integer, 1e22 would be refused when it is sent again.
+    sent = {"id": "counted", "output": 3.0, "steps": {"a": {"topic": "x", "input": 1e22}}}
+    workflow = parse_workflow(msgspec.json.encode(sent), format="json")
+    assert isinstance(workflow, Workflow)
+    shown = msgspec.json.encode(definition(workflow), order="sorted")
+    assert shown == msgspec.json.encode(sent, order="sorted")
+
+
 async def test_expensive_files_are_read_one_at_a_time_and_others_go_on() -> None:
     begun, go_on = threading.Event(), threading.Event()
 

@@ -542,9 +542,14 @@ def _step_of_file(spec: StepSpec) -> JsonObject:
 
 
 def _with_whole_seconds(document: JsonObject) -> JsonObject:
-    """With ``5`` where a file says ``5``: times are floats once they are read."""
+    """With ``5`` where a file says ``5``: times are floats once they are read.
+
+    An input or output stays as it was sent: ``1e22`` has no integer of 64 bits.
+    """
     return {
-        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        name: int(value)
+        if name.endswith("_s") and isinstance(value, float) and value.is_integer()
+        else value
         for name, value in document.items()
     }
 
