@@ -88,7 +88,9 @@ def _report(left: dict[str, str]) -> str:
 
 @pytest.mark.soak
 @ON_BOTH
-async def test_memory_after_a_storm_returns_to_what_it_was(kind: Kind) -> None:
+async def test_memory_after_a_storm_returns_to_what_it_was(
+    kind: Kind, capsys: pytest.CaptureFixture[str]
+) -> None:
     with hostile_stack(kind) as stack:
         async with street(stack) as beside:
             await beside.quiet.measure(ALONE_S)
@@ -96,7 +98,8 @@ async def test_memory_after_a_storm_returns_to_what_it_was(kind: Kind) -> None:
             for _ in range(STORMS):
                 await _storm(beside)
                 sizes.append(await _settled(stack, SETTLE_LOOKS))
-                _say(kind, sizes)
+                with capsys.disabled():  # also when it passes
+                    _say(kind, sizes)
     fresh, *after = sizes
     assert all(_ratio(fresh, each) <= MEMORY_RATIO_MAX for each in after), sizes
     assert _ratio(*after[-2:]) <= GROWTH_MAX, sizes
@@ -110,7 +113,8 @@ def _ratio(before: list[int], after: list[int]) -> float:
 def _say(kind: Kind, sizes: list[list[int]]) -> None:
     """For the table in the docs: fresh, and after each storm."""
     shown = " → ".join(", ".join(f"{each / 2**20:.0f}" for each in some) for some in sizes)
-    sys.stderr.write(f"{kind}: {shown} MiB\n")
+    ratios = ", ".join(f"{_ratio(sizes[0], some):.2f}" for some in sizes[1:])
+    sys.stderr.write(f"\n{kind}: {shown} MiB; {ratios} times the first\n")
 
 
 async def _storm(beside: Street) -> None:

@@ -21,7 +21,7 @@ from stanchion.core.schedule import (
 )
 from stanchion.ports.records import RunFilter, Tenant
 from stanchion.services.gate_answers import RunStarted
-from stanchion.services.schedules import TooManySchedules
+from stanchion.services.schedules import READ_S, TooManySchedules
 from tests.services.stage import ACME, Replica, World, job, virtual, workflow
 
 ONE = workflow("one", step=job("work"))
@@ -398,3 +398,27 @@ async def test_a_tenant_that_is_being_handled_is_left_when_the_replica_stops(wor
     await asyncio.wait([one.task, handling])
     assert handling.cancelled()
     await world.locks.release("admission/acme", "operator", within_ms=1_000)
+
+
+@virtual
+async def test_callers_that_list_schedules_at_once_share_a_read(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    await put(one, input={"say": ["hello"]})
+    await asyncio.sleep(READ_S)
+    one.store.calls.clear()
+    lists = await asyncio.gather(*(one.services.schedules.list(ACME) for _ in range(50)))
+    assert one.store.calls["list_documents"] == 1
+    assert all(bytes(rows[0][1].spec.input) == b'{"say":["hello"]}' for rows in lists)
+
+
+@virtual
+async def test_a_list_of_schedules_begins_after_a_name_and_ends_at_a_limit(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    spec = ScheduleSpec(workflow_id=WorkflowId("one"), every_s=60)
+    for each in "abcd":
+        await one.services.schedules.put(ACME, each, spec, AUDIT)
+    found = await one.services.schedules.list(ACME, after=(ACME, "a"), limit=2)
+    assert [name for name, _ in found] == [(ACME, "b"), (ACME, "c")]
+    assert await one.services.schedules.list(TenantId("other")) == []

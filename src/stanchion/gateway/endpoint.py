@@ -254,8 +254,11 @@ class _RouteRunner:
 
     def _is_heavy(self, call: Call[Any, Any]) -> bool:
         """Whether the call may occupy the store or the event loop for milliseconds."""
-        return call.body_bytes > _HEAVY_BODY_BYTES or (
-            self._is_list and call.query.limit > _HEAVY_LIST
+        is_heavy = self._route.is_heavy
+        return (
+            (is_heavy is not None and is_heavy(call))
+            or call.body_bytes > _HEAVY_BODY_BYTES
+            or (self._is_list and call.query.limit > _HEAVY_LIST)
         )
 
     def _handle(self, call: Call[Any, Any]) -> Awaitable[HandlerAnswer]:

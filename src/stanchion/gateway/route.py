@@ -238,6 +238,8 @@ class Route:
     """Whether ``X-Stanchion-Tenant`` may be ``*`` on a route that is for one tenant or all."""
     is_vital: bool = False
     """Whether it is answered under any load: liveness, readiness and metrics."""
+    is_heavy: Callable[[Call[Any, Any]], bool] | None = None
+    """Whether a call is handled like one with a large body: one of a tenant at a time."""
 
     @property
     def takes_all(self) -> bool:
@@ -266,6 +268,7 @@ class _Declared(TypedDict, total=False):
     audits: str
     names_all: bool
     is_vital: bool
+    is_heavy: Callable[[Call[Any, Any]], bool]
 
 
 _HandlerT = TypeVar("_HandlerT", bound=Handler)

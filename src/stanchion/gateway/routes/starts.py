@@ -300,6 +300,8 @@ def _batch_problem(call: Call[RawBatch, NoQuery], refusal: Refusal) -> BatchResu
     codes=(*START_CODES, Code.CONFLICT, Code.JOB_THROTTLED),
     takes_key=True,
     admits=True,
+    # It reads the results of the old run, of 10,000 items perhaps.
+    is_heavy=lambda call: call.body.only is not None or call.body.from_step is not None,
 )
 async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
     """Start a new run from a finished one, or with `dry_run` say what it would repeat."""
