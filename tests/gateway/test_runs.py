@@ -165,6 +165,29 @@ async def test_a_row_of_a_batch_may_have_no_member_twice(house: House) -> None:
     assert statuses == [422] * len(repeated) + [200] * len(once)
 
 
+async def test_a_row_of_a_batch_is_checked_beside_many_others(house: House) -> None:
+    await house.start()
+    await house.ask("PUT", "/v1/admin/tenants/default", {"max_concurrent_runs": None})
+    path, headers = "/v1/workflows/one-step/runs/batch", [("Idempotency-Key", "k")]
+    plain = [b'{"input":{"a":%d,"b":[1]},"key":"k%d"}' % (n, n) for n in range(100)]
+    deep = b"[" * 65 + b"]" * 65
+    cases: list[tuple[list[bytes], list[int]]] = [
+        ([b'{"input":{"a":1,"a":2},"key":"a"}'], [422]),
+        # Together they have as many colons as two plain rows.
+        ([b'{"key":"b"}', b'{"input":{"a":{},"a":1},"key":"c"}'], [200, 422]),
+        ([b'{"input":{"a":%b},"key":"d"}' % deep], [422]),
+        ([b'{"input":{"a":9223372036854775808},"key":"e"}'], [422]),
+        ([b'{"input":{"a":1}}', b'{"input":{"a":1,"a":2},"key":"f"}'], [200, 422]),
+        ([b'{"input":{"a":1},"key":"g"}', b'{"input":{"a":2},"key":"g"}'], [200, 422]),
+        ([b'{"input":{"a":1},"key":"h","labels":{"x":" "}}'], [422]),
+    ]
+    for some, wanted in cases:
+        body = b'{"runs":[%b]}' % b",".join([*plain[:50], *some, *plain[50:]])
+        answer = await house.ask("POST", path, body + b" " * 20_000, headers=headers)
+        statuses = [each["status"] for each in answer.json["results"]]
+        assert statuses == [200] * 50 + wanted + [200] * 50
+
+
 async def test_a_batch_under_a_lock_is_judged_in_order(house: House) -> None:
     await house.start()
     await house.ask("PATCH", "/v1/admin/settings", {"admission": {"strategy": "lock"}})

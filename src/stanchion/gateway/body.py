@@ -235,6 +235,13 @@ def is_suspect(body: bytes) -> bool:
     )
 
 
+def are_suspect(texts: Sequence[bytes], joined: bytes) -> bool:
+    """Whether one of the texts is suspect; ``joined`` has all of them, separated by commas."""
+    if _MANY_DIGITS in joined.translate(_AS_ZEROS):
+        return True
+    return any(text.count(b"{") + text.count(b"[") > JSON_DEPTH_MAX for text in texts)
+
+
 def fault_in(value: JsonValue, path: str) -> Fault | None:
     """The fault of a value without a schema: nested too deep, or an integer beyond 64 bits."""
     return fault_among((value,), path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Annotated, Final, assert_never
 
 import msgspec
@@ -16,7 +18,7 @@ from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import RunId, StepId, WorkflowId
 from stanchion.core.queue import ANY_PLACE, PRIORITY_DEFAULT, QueueRequest
 from stanchion.core.rerun import RerunOptions, RerunRefused
-from stanchion.gateway.body import check_value, checked_labels, decoded
+from stanchion.gateway.body import are_suspect, check_value, checked_labels, decoded
 from stanchion.gateway.endpoint import note_refusal
 from stanchion.gateway.problems import (
     Refusal,
@@ -176,22 +178,27 @@ async def _started_batch(call: Call[RawBatch, NoQuery]) -> Reply | Refusal:
     rows: dict[int, StartRow] = {}
     wall_s = call.state.work.stopwatch.wall_s
     begun_s = wall_s()
-    for index, raw in enumerate(call.body.runs):
+    texts = [*map(bytes, call.body.runs)]
+    at_once = max(1, _ROWS_BYTES // max(map(len, texts), default=1))
+    for first in range(0, len(texts), at_once):
         if wall_s() - begun_s > _PIECE_S:
             await asyncio.sleep(0)
             begun_s = wall_s()
-        try:
-            text = bytes(raw)
-            row = _batch_row(text)
-            check_value(call, "input", row.input, bytes_max=INPUT_BYTES_MAX, part=text)
-            labels = checked_labels(row.labels) if row.labels else row.labels
-        except RequestRefused as refused:
-            if refused.refusal.code is Code.MALFORMED_JSON:
-                raise
-            refusals[index] = refused.refusal
-        else:
-            key = _batch_key(call, index, row)
-            rows[index] = StartRow(row.input, labels, key, _queue_request(row))
+        some = texts[first : first + at_once]
+        plain = _plain_rows(some) if at_once > 1 else None
+        if plain is not None:
+            rows |= enumerate(plain, first)
+            continue
+        for index, text in enumerate(some, first):
+            try:
+                row = _checked_row(call, text)
+            except RequestRefused as refused:
+                if refused.refusal.code is Code.MALFORMED_JSON:
+                    raise
+                refusals[index] = refused.refusal
+            else:
+                key = _batch_key(call, index, row)
+                rows[index] = StartRow(row.input, row.labels, key, _queue_request(row))
     workflow_id = WorkflowId(call.params["workflow_id"])
     answers = await call.services.gate.start_many(
         call.tenant,
@@ -233,6 +240,34 @@ async def _started_batch(call: Call[RawBatch, NoQuery]) -> Reply | Refusal:
     )
 
 
+def _plain_rows(texts: Sequence[bytes]) -> list[StartRow] | None:
+    """Rows with an input and a key and nothing else; ``None`` unless all are such rows.
+
+    To decode and check them together takes half the time.
+    """
+    text = b"[%b]" % b",".join(texts)
+    try:
+        rows = _BATCH_ROWS.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None  # decoded one by one, to explain the fault
+    # Each has a colon for each of its members, so that the sum shows whether one has more. If not,
+    # no member is given twice, and none but these two. See ``_batch_row``.
+    if not all(row.input and row.key for row in rows):
+        return None
+    members = sum(_INPUT_AND_KEY + len(row.input) for row in rows)
+    if text.count(b":") != members or are_suspect(texts, text):
+        return None
+    return [StartRow(row.input, _NO_LABELS, row.key, ANY_PLACE) for row in rows if row.key]
+
+
+def _checked_row(call: Call[RawBatch, NoQuery], text: bytes) -> BatchRow:
+    """A row of a batch, with its input and labels checked. Raises ``RequestRefused``."""
+    row = _batch_row(text)
+    check_value(call, "input", row.input, bytes_max=INPUT_BYTES_MAX, part=text)
+    checked_labels(row.labels)
+    return row
+
+
 def _batch_row(text: bytes) -> BatchRow:
     """A row of a batch. Raises ``RequestRefused``."""
     if len(text) <= _SHORT_ROW_BYTES:
@@ -251,6 +286,11 @@ def _batch_row(text: bytes) -> BatchRow:
 _SHORT_ROW_BYTES: Final = 2 * 1024
 """A longer one may be costly to decode, see ``gateway.body``."""
 _ROW_AND_INPUT: Final = 2
+_INPUT_AND_KEY: Final = 2
+_ROWS_BYTES: Final = 4 * 1024
+"""Rows of so much text are decoded together. It takes a few milliseconds, whatever they contain."""
+_NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
+
 
 
 def _batch_key(call: Call[RawBatch, NoQuery], index: int, row: BatchRow) -> str:
@@ -271,6 +311,7 @@ _PIECE_S: Final = 0.001
 """Work on the rows of a batch for this long, then let other requests have the event loop."""
 _KEY_CHARS_MAX: Final = 255
 _BATCH_ROW: Final = msgspec.json.Decoder(BatchRow)
+_BATCH_ROWS: Final = msgspec.json.Decoder(list[BatchRow])
 
 
 def _batch_result(answer: RunStarted) -> BatchResult:
