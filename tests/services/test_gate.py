@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import UserDict
-from collections.abc import KeysView, Sequence
+from collections.abc import Iterator, KeysView, Sequence
 
 import msgspec
 import pytest
@@ -326,6 +327,36 @@ async def test_a_batch_with_large_inputs_takes_more_steps_of_the_store(
     more = [row._replace(key=f"more-{row.key}") for row in rows]
     await house.gate.start_many(ACME, WorkflowId("plain"), more, actor="caller")
     assert house.store.calls["admit_many"] == steps + 1
+
+
+@pytest.fixture
+def usual_s() -> Iterator[float]:
+    """How long a thread may usually keep the interpreter from others."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(0.002)
+    yield 0.002
+    sys.setswitchinterval(before_s)
+
+
+@virtual
+async def test_threads_take_short_turns_while_the_store_admits_a_batch(
+    gates: Gatehouse, usual_s: float
+) -> None:
+    await gates.define(None)
+    house = gates.add()
+    turns: set[tuple[str, bool]] = set()
+
+    def note(verb: str, _is_done: bool) -> None:
+        turns.add((verb, sys.getswitchinterval() < usual_s / 2))
+
+    house.store.on_call = note
+    rows = [StartRow({}, {}, f"key-{number}") for number in range(500)]
+    await house.gate.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
+    await house.started()
+    assert {each for each in turns if each[0].startswith("admit")} == {
+        ("admit", False),
+        ("admit_many", True),
+    }
 
 
 @virtual

@@ -119,6 +119,24 @@ async def test_threads_take_short_turns_while_long_work_is_done() -> None:
 
 
 @pytest.mark.usefixtures("_usual_turns")
+def test_threads_take_short_turns_during_a_batch_and_no_longer() -> None:
+    bench = Bench()
+    with bench.budget.short_turns():
+        with bench.budget.short_turns():
+            bench.clock.advance(5_000)
+            bench.budget.charge(GLOBEX, 0.001)
+        assert sys.getswitchinterval() == pytest.approx(0.0001)
+    assert sys.getswitchinterval() == pytest.approx(0.002)
+    bench.budget.charge(ACME, 10.0)
+    with bench.budget.short_turns(), pytest.raises(TenantOverloaded):
+        bench.budget.check(ACME)
+    assert sys.getswitchinterval() == pytest.approx(0.0001)
+    bench.clock.advance(300)
+    bench.budget.charge(GLOBEX, 0.001)
+    assert sys.getswitchinterval() == pytest.approx(0.002)
+
+
+@pytest.mark.usefixtures("_usual_turns")
 async def test_turns_stay_short_until_the_last_long_call_has_ended() -> None:
     bench = Bench()
     executor = TenantExecutor(bench.budget)

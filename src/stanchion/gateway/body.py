@@ -237,7 +237,7 @@ def is_suspect(body: bytes) -> bool:
 
 def are_suspect(texts: Sequence[bytes], joined: bytes) -> bool:
     """Whether one of the texts is suspect; ``joined`` has all of them, separated by commas."""
-    if _MANY_DIGITS in joined.translate(_AS_ZEROS):
+    if _MANY_DIGITS in joined.translate(AS_ZEROS):
         return True
     return any(text.count(b"{") + text.count(b"[") > JSON_DEPTH_MAX for text in texts)
 

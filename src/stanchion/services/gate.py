@@ -232,22 +232,24 @@ class Gate:
         first_max = rows_max // _FIRST_STEP_PART
         if self._admitter.has_others(tenant):
             rows_max = first_max = min(rows_max, STEP_ROWS_BESIDE_OTHERS)
-        async with asyncio.TaskGroup() as group:
-            for some in _in_steps(rows[len(refused) :], rows_max, first_max, values_max):
-                began = clock.moment()
-                call, given = of_rows(some)
-                turn = _Turn(turn)
-                begun.append(group.create_task(self._start_rows(call, given, turn)))
-                # The next rows are prepared while the store handles these and others wait.
-                await turn.is_prepared.wait()
-                ahead.append(turn)
-                if self._admitter.has_others(tenant):
-                    await turn.is_sent.wait()
-                    ahead.clear()  # all of them are sent
-                    took_s = (clock.moment() - began) / 1_000
-                    await clock.sleep(min(_PAUSE_S_MAX, _PAUSE * took_s))
-                elif len(ahead) > (_STEPS_AHEAD if values_max is None else 0):
-                    await ahead.popleft().is_sent.wait()
+        # A thread of the store that writes rows needs the interpreter some ten times a step.
+        with self._work.short_turns():
+            async with asyncio.TaskGroup() as group:
+                for some in _in_steps(rows[len(refused) :], rows_max, first_max, values_max):
+                    began = clock.moment()
+                    call, given = of_rows(some)
+                    turn = _Turn(turn)
+                    begun.append(group.create_task(self._start_rows(call, given, turn)))
+                    # The next rows are prepared while the store handles these and others wait.
+                    await turn.is_prepared.wait()
+                    ahead.append(turn)
+                    if self._admitter.has_others(tenant):
+                        await turn.is_sent.wait()
+                        ahead.clear()  # all of them are sent
+                        took_s = (clock.moment() - began) / 1_000
+                        await clock.sleep(min(_PAUSE_S_MAX, _PAUSE * took_s))
+                    elif len(ahead) > (_STEPS_AHEAD if values_max is None else 0):
+                        await ahead.popleft().is_sent.wait()
         return refused + [answer for each in begun for answer in each.result()]
 
     async def rerun(  # noqa: PLR0913 - what a rerun may carry, by keyword

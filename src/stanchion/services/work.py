@@ -14,8 +14,9 @@ import asyncio
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import zip_longest
 from typing import Any, Final, TypeVar
@@ -145,27 +146,43 @@ class ThreadTurns:
     loop or the worker thread is busy without a pause, each statement waits for up to a whole turn:
     a start took 150 ms beside a tenant that sent heavy files, and takes 13 ms with short turns.
     They cost a tenth of the throughput, so they are used only while a tenant does long work or is
-    refused, and for a quarter of a second afterwards.
+    refused, and for a quarter of a second afterwards; and during a batch of starts, which prepares
+    its next rows while a thread of the store writes the last ones.
     """
 
     def __init__(self) -> None:
         self._usual_s = 0.0
+        self._is_short = False
         self._short_until_ms = 0.0
         self.long_calls = 0
         """Calls under way that occupy another thread: until they end, turns stay short."""
 
     def shorten(self, now_ms: float) -> None:
         """Use short turns from now on, for a quarter of a second."""
-        if not self._short_until_ms:
-            self._usual_s = sys.getswitchinterval()
-            sys.setswitchinterval(min(self._usual_s, _SWITCH_S))
         self._short_until_ms = now_ms + _SHORT_TURNS_MS
+        self._shorten()
 
     def relax(self, now_ms: float) -> None:
         """Return to turns of the usual length if that time is over."""
-        if self._short_until_ms and not self.long_calls and now_ms > self._short_until_ms:
-            self._short_until_ms = 0.0
+        if self._is_short and not self.long_calls and now_ms > self._short_until_ms:
+            self._is_short = False
             sys.setswitchinterval(self._usual_s)
+
+    @contextmanager
+    def shortened(self, now_ms: Callable[[], float]) -> Iterator[None]:
+        """Use short turns during the body, and no longer for its sake."""
+        self.long_calls += 1
+        self._shorten()
+        try:
+            yield
+        finally:
+            self.long_calls -= 1
+            self.relax(now_ms())
+
+    def _shorten(self) -> None:
+        if not self._is_short:
+            self._is_short, self._usual_s = True, sys.getswitchinterval()
+            sys.setswitchinterval(min(self._usual_s, _SWITCH_S))
 
 
 class TenantWorkBudget:
@@ -248,6 +265,10 @@ class TenantWorkBudget:
     def end_long(self) -> None:
         """Long work in another thread has ended."""
         self._turns.long_calls -= 1
+
+    def short_turns(self) -> AbstractContextManager[None]:
+        """Let threads take short turns during the body: they work beside the event loop."""
+        return self._turns.shortened(self._clock.moment)
 
     def measured(self, tenant: TenantId) -> _Measured:
         """Charge the processor time of the body. The body must not await."""

@@ -292,7 +292,6 @@ _ROWS_BYTES: Final = 4 * 1024
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-
 def _batch_key(call: Call[RawBatch, NoQuery], index: int, row: BatchRow) -> str:
     """A row's idempotency key. Raises ``RequestRefused`` if it has none."""
     if row.key is not None:
