@@ -61,6 +61,25 @@ def test_limits_are_taken_in_the_order_of_their_ids() -> None:
     assert not TopicLimits()
 
 
+@pytest.mark.parametrize("more", [0, 100])
+def test_topics_are_grouped_by_the_limits_that_cover_them(more: int) -> None:
+    llm = TopicLimit(id="z", topics=("llm.*",), max_running=1)
+    mail = TopicLimit(id="a", topics=("mail", "llm.gpt"), rate_per_s=2.0)
+    others = tuple(Topic(f"free.{number}") for number in range(1 + more))
+    topics = (Topic("llm.gpt"), Topic("llm.b"), *others, Topic("mail"), Topic("llm.c"))
+    limits = TopicLimits([llm, mail])
+    for _ in range(2):  # also when the answer is remembered
+        groups = limits.grouped(topics)
+        assert dict(groups.topics) == {
+            (mail, llm): (Topic("llm.gpt"),),
+            (llm,): (Topic("llm.b"), Topic("llm.c")),
+            (): others,
+            (mail,): (Topic("mail"),),
+        }
+        assert groups.limit_ids == {"a", "z"}
+    assert limits.grouped(others).limit_ids == frozenset()
+
+
 def test_pools_have_names_of_their_own() -> None:
     pools = [TokenPool(name, tenant, 1, None) for name in ("a", "b") for tenant in (None, _ACME)]
     assert len({pool.name for pool in pools}) == len(pools)

@@ -200,6 +200,14 @@ async def test_a_revoked_key_ends_its_stream() -> None:
             assert await feed.next() == b""
 
 
+async def test_the_first_key_ends_streams_that_were_opened_without_one(house: House) -> None:
+    async with opened(house.app, "GET", "/v1/events") as feed:
+        await feed.next()
+        await house.ask("POST", "/v1/admin/keys", {"role": "admin", "tenant": "*"})
+        async with asyncio.timeout(5):
+            assert await feed.next() == b""
+
+
 async def test_a_stream_outlives_a_store_that_was_away(house: House) -> None:
     async with opened(house.app, "GET", "/v1/events") as feed:
         await feed.next()

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -29,6 +29,8 @@ from stanchion.core.model import Instant, JobId, TenantId, Topic
 LIMITS_MAX: Final = 500
 """Limits of a deployment: every replica keeps all of them in memory."""
 _TOPICS_KEPT: Final = 10_000
+_GROUPS_KEPT: Final = 1_000
+_GROUPED_MAX: Final = 50
 _MARGIN_MS: Final = 2_000
 _LATE_MS: Final = 1_000
 
@@ -81,6 +83,14 @@ def _matches(pattern: str, topic: Topic) -> bool:
     return topic.startswith(pattern[:-1]) if pattern.endswith(".*") else topic == pattern
 
 
+class Groups(NamedTuple):
+    """The topics of a worker, by the limits that hold for them."""
+
+    topics: tuple[tuple[tuple[TopicLimit, ...], tuple[Topic, ...]], ...]
+    limit_ids: frozenset[str]
+    """Of all these limits."""
+
+
 class TopicLimits:
     """All limits of a deployment, found by topic."""
 
@@ -93,6 +103,7 @@ class TopicLimits:
             for pattern in each.topics:
                 self._by_pattern.setdefault(pattern, []).append(each)
         self._known: dict[Topic, tuple[TopicLimit, ...]] = {}
+        self._groups: dict[tuple[Topic, ...], Groups] = {}
 
     def __bool__(self) -> bool:
         """Whether there is any limit."""
@@ -112,6 +123,23 @@ class TopicLimits:
                 for each in self._by_pattern.get(pattern, ())
             }
             known = self._known[topic] = tuple(found[name] for name in sorted(found))
+        return known
+
+    def grouped(self, topics: tuple[Topic, ...]) -> Groups:
+        """The topics by the limits that hold for them: those with the same limits together."""
+        known = self._groups.get(topics)
+        if known is None:
+            if len(self._groups) >= _GROUPS_KEPT:
+                self._groups.clear()
+            found: dict[tuple[TopicLimit, ...], list[Topic]] = {}
+            for topic in topics:
+                found.setdefault(self.covering(topic), []).append(topic)
+            groups = tuple((limits, tuple(some)) for limits, some in found.items())
+            ids = frozenset(each.id for limits in found for each in limits)
+            known = Groups(groups, ids)
+            # Workers ask for the same topics again and again; long lists are not worth their room.
+            if len(topics) <= _GROUPED_MAX:
+                self._groups[topics] = known
         return known
 
     def pools(self, topic: Topic, tenant: TenantId) -> tuple[TokenPool, ...]:

@@ -86,6 +86,10 @@ class Auth:
         holder = await self._holder(headers, is_patient=not route.takes_key)
         return authorised(holder, headers.get(TENANT_HEADER), route)
 
+    def is_still_open(self) -> bool:
+        """Whether a caller that needed no key needs none now either, as known without a read."""
+        return self._keys.is_none_known
+
     def foreign(self, headers: Mapping[bytes, bytes], *, is_probe: bool = False) -> Refusal | None:
         """On a server without keys, the refusal of a request that another site sent."""
         if self._keys.is_any_known:

@@ -87,7 +87,8 @@ class CursorSeal:
             ).digest()
             for number in range(-(-len(text) // _BLOCK_BYTES))
         )
-        return bytes(one ^ other for one, other in zip(text, stream, strict=False))
+        masked = int.from_bytes(text) ^ int.from_bytes(stream[: len(text)])
+        return masked.to_bytes(len(text))
 
 
 class Cursors:

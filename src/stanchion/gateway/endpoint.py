@@ -265,8 +265,13 @@ class _RouteRunner:
         """Call the route's handler."""
         return listed(call) if self._is_list else self._route.handler(call)
 
-    async def _check_key(self, exchange: Exchange) -> None:
-        """Check the key again during a wait or stream. Raises ``RequestRefused``."""
+    def _check_key(self, exchange: Exchange) -> Awaitable[None] | None:
+        """Check the key again during a wait or stream; ``None`` if nothing is to be checked."""
+        # Thousands of workers and streams may wait: without keys, none of them needs a task.
+        return None if self._state.auth.is_still_open() else self._read_key(exchange)
+
+    async def _read_key(self, exchange: Exchange) -> None:
+        """Raises ``RequestRefused`` if the key does not suffice any more."""
         with suppress(BackendError):  # the key cannot be checked now: the last result counts
             await self._state.auth.caller(exchange.headers, self._route)
 

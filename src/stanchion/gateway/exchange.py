@@ -58,6 +58,8 @@ _ONCE: Final = frozenset(
 """Headers that are read here. A request that gives one of them twice is refused."""
 
 _CHECK_S: Final = 1.0
+Check: TypeAlias = Callable[[], Awaitable[None] | None]
+"""Called every second during a wait. What it returns is awaited; ``None``: nothing to do."""
 PART_BYTES: Final = 64 * 1024
 """Larger answers are sent in parts of this size."""
 _encode: Final = msgspec.json.Encoder().encode
@@ -187,7 +189,7 @@ class Exchange:
                 await self.send({"type": "http.response.body", "body": part, "more_body": more})
         self._observe(time.perf_counter() - self._began_s, status)
 
-    async def stream(self, stream: Stream, check: Callable[[], Awaitable[None]]) -> None:
+    async def stream(self, stream: Stream, check: Check) -> None:
         """Send parts until they end, or the client disconnects or is too slow.
 
         ``check`` is called every second, also while a slow client blocks sending; an exception of
@@ -229,9 +231,7 @@ class Exchange:
         if offer is not None:
             offer(then)
 
-    async def unless_gone(
-        self, work: Awaitable[_Result], *, check: Callable[[], Awaitable[None]] | None = None
-    ) -> _Result:
+    async def unless_gone(self, work: Awaitable[_Result], *, check: Check | None = None) -> _Result:
         """Await ``work``; cancel it when the client disconnects, and raise ``ClientGone``.
 
         ``check`` is called every second; its exception cancels the work as well, and is raised.
@@ -265,7 +265,7 @@ class CancelScope(TaskCancellation):
 
     __slots__ = ("_check", "_checking", "_is_over", "_timer", "_why")
 
-    def __init__(self, check: Callable[[], Awaitable[None]] | None) -> None:
+    def __init__(self, check: Check | None) -> None:
         super().__init__()
         self._is_over = False
         self._why: BaseException | None = None
@@ -307,8 +307,12 @@ class CancelScope(TaskCancellation):
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_CHECK_S, self._look, self._check)
 
-    def _look(self, check: Callable[[], Awaitable[None]]) -> None:
-        self._checking = asyncio.ensure_future(check())
+    def _look(self, check: Check) -> None:
+        checking = check()
+        if checking is None:
+            self._set_timer()
+            return
+        self._checking = asyncio.ensure_future(checking)
         self._checking.add_done_callback(self._looked)
 
     def _looked(self, checking: asyncio.Future[None]) -> None:

@@ -146,6 +146,11 @@ class Keys:
         """Whether keys are known to exist. ``False`` before the first read."""
         return self._any is True
 
+    @property
+    def is_none_known(self) -> bool:
+        """Whether there were no keys within the last second, so that no request needs one now."""
+        return self._any is False and self._clock.moment() - self._any_read_at < READ_AGAIN_MS
+
     def look_for_any(self) -> None:
         """Check in the background whether there are keys, at most once a second."""
         now = self._clock.moment()

@@ -317,8 +317,7 @@ class Scheduler:
         await self._limits.refresh()
         limits = self._limits.limits
         if limits.by_id:
-            covering = (each for topic in waiter.topics for each in limits.covering(topic))
-            waiter.limits = frozenset(each.id for each in covering)
+            waiter.limits = limits.grouped(waiter.topics).limit_ids
             call = LeaseCall(waiter.worker_id, waiter.topics, waiter.max_jobs, waiter.tenant)
             return await self._limits.lease(call)
         return await self._jobs.lease_jobs(

@@ -293,11 +293,8 @@ class TopicLimitService:
         Topics with the same limits are asked for together; these groups take turns to be first.
         """
         known = self.limits
-        groups: dict[tuple[TopicLimit, ...], list[Topic]] = {}
-        for topic in call.topics:
-            groups.setdefault(known.covering(topic), []).append(topic)
+        ordered = known.grouped(tuple(call.topics)).topics
         self._turn += 1
-        ordered = [*groups.items()]
         first = self._turn % max(1, len(ordered))
         leased: list[LeasedJob] = []
         failed: BackendError | None = None
