@@ -607,12 +607,14 @@ def lists_are_scans(state: MemoryState) -> Iterator[str]:
             RunFilter(labels=tuple(label_texts(run.labels))): None,
             RunFilter(rerun_of=run.rerun_of): None,
         }
-    for tenant in {None: None} | {run.tenant: None for run in runs}:
-        own = [run for run in runs if tenant in {None, run.tenant}]
-        for only in filters:
-            page = RunPage(only, None, max(1, len(runs)))
-            listed = [run_id for _, run_id in state.places.read(tenant, only, page, len(runs) + 1)]
-            fitting = {run.id: None for run in own if only.fits(run)}
+    tenants = {None: None} | {run.tenant: None for run in runs}
+    for only in filters:
+        fit = [run for run in runs if only.fits(run)]
+        page = RunPage(only, None, max(1, len(runs)))
+        for tenant in tenants:
+            found = state.places.read(tenant, only, page, len(runs) + 1)
+            listed = {run_id: None for _, run_id in found}
+            fitting = {run.id: None for run in fit if tenant in {None, run.tenant}}
             lost = [run_id for run_id in fitting if run_id not in listed]
             gone = [run_id for run_id in listed if RunId(run_id) not in state.runs]
             # The index of a status has no others; a list by another index is filtered by it.
@@ -621,7 +623,7 @@ def lists_are_scans(state: MemoryState) -> Iterator[str]:
                 for run_id in listed
                 if run_id not in fitting and index_for(only, tenant) is RunIndex.STATUS
             ]
-            if lost or gone or wrong or len({*listed}) < len(listed):
+            if lost or gone or wrong or len(listed) < len(found):
                 yield f"{tenant}, {only}: lost {lost}, gone {gone}, wrong {wrong}"
 
 

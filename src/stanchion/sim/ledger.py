@@ -187,6 +187,8 @@ class Ledger:
     _leased_by: dict[JobId, float] = field(default_factory=dict)
     """Of the limits that each job was leased by: when the store had them."""
     _observers: dict[str, list[Callable[[SeenCommand], None]]] = field(default_factory=dict)
+    sent_verbs: frozenset[str] = _COMMITS
+    brought_verbs: frozenset[str] = _BROUGHT
 
     def __post_init__(self) -> None:
         self.schedules, self.bulks = ScheduleRecord(self), BulkRecord(self)
@@ -195,19 +197,16 @@ class Ledger:
 
     # ── What replicas and workers do ─────────────────────────────────────────────────────────────
 
-    def sends(self, link: SimLink, verb: str, arguments: tuple[Any, ...]) -> None:
-        """A replica is about to send a command to the store."""
-        if verb in _COMMITS:
-            commit: Commit = arguments[-1]
-            self.locks.writes(link.caller, commit.run_id)
-            for trap in list(self.traps):
-                if trap(link, commit):
-                    self.traps.remove(trap)
+    def sends(self, link: SimLink, arguments: tuple[Any, ...]) -> None:
+        """A replica is about to send a commit to the store."""
+        commit: Commit = arguments[-1]
+        self.locks.writes(link.caller, commit.run_id)
+        for trap in list(self.traps):
+            if trap(link, commit):
+                self.traps.remove(trap)
 
     def brought(self, link: SimLink, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
         """The answer of the store has reached the replica."""
-        if verb not in _BROUGHT:
-            return
         tally = self.tallies[link.caller.name]
         match verb, answer:
             case ("commit", CommitConflict()) | ("items_at", None):
@@ -346,8 +345,9 @@ class Ledger:
         """The store has executed a command."""
         if verb in _READS:
             if verb == "list_documents" and arguments[0] == "limit":
-                self._limits_sent_at_s[link.caller.name] = self.store.process.loop.time()
-            self._note(link, verb, arguments, answer, is_late=is_late)
+                self._limits_sent_at_s[link.caller.name] = self.store.process.loop.now_s
+            if verb in _NOTES or verb in self._observers:
+                self._note(link, verb, arguments, answer, is_late=is_late)
             return
         if not answer and verb in _POLLS:
             return

@@ -26,7 +26,7 @@ BOUND_S: Final = 2.0
 """The timeout of an adapter: the ports require that every call ends within a limit."""
 
 _Answer = TypeVar("_Answer")
-_LOOKS: Final = frozenset(
+LOOKS: Final = frozenset(
     {
         *("fire_timers", "take_outbox", "expire_jobs", "outbox_size", "active_runs", "document"),
         *("ready_topics", "audit_slots", "purge", "pending", "now", "ping", "tenant"),
@@ -99,7 +99,7 @@ class SimLink:
         """Send a request, which ``execute`` executes on the server; returns its future answer."""
         loop, server = self._loop, self.server.process
         reply: asyncio.Future[_Answer] = asyncio.Future(loop=loop)
-        until_s = loop.time() + bound_s
+        until_s = loop.now_s + bound_s
         self._waiting[reply] = until_s
         weather = self.weather
         chance, self._drawn = self._drawn, None
@@ -127,7 +127,7 @@ class SimLink:
         request and answer are events of the loop. Those that a fault hits take the long way, and
         some of the others: what was read may be old when it arrives.
         """
-        if verb not in _LOOKS or self.cut_there or self.cut_back or self.slow_s:
+        if verb not in LOOKS or self.cut_there or self.cut_back or self.slow_s:
             return False
         server = self.server
         if server.is_down or server.process.is_still:
@@ -165,14 +165,14 @@ class SimLink:
     def _bring(
         self, reply: asyncio.Future[_Answer], answer: _Answer | BackendUnavailable, verb: str
     ) -> None:
-        if verb in _LOOKS:
+        if verb in LOOKS:
             # The time of their answer does not matter, and they are the majority of all calls.
             self._settle(reply, answer)
             return
         way_s = self._way_s(self.weather.late)
         self._loop.after(way_s, self.caller, self._settle, reply, answer)
         until_s = self._waiting.get(reply)
-        if until_s is not None and self._loop.time() + way_s > until_s:
+        if until_s is not None and self._loop.now_s + way_s > until_s:
             self._give_up_at(reply, until_s)
 
     def _settle(self, reply: asyncio.Future[_Answer], answer: _Answer | BackendUnavailable) -> None:

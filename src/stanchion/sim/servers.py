@@ -21,7 +21,7 @@ from stanchion.ports.locks import AcquireAnswer, LockNote, LockReleased, LockVie
 from stanchion.ports.records import Admission
 from stanchion.ports.store import Store
 from stanchion.sim.loop import LoopClock, Process
-from stanchion.sim.network import BOUND_S, SimLink
+from stanchion.sim.network import BOUND_S, LOOKS, SimLink
 
 TOO_LATE: Final = -1
 """A value of ``within_ms``: the deadline passed before the command was executed."""
@@ -43,7 +43,12 @@ def at_once(work: Coroutine[Any, Any, _Answer]) -> _Answer:
 class StoreWatcher(Protocol):
     """Observes every command of the store, in the step that executes it."""
 
-    def sends(self, link: SimLink, verb: str, arguments: tuple[Any, ...]) -> None:
+    sent_verbs: frozenset[str]
+    """Commands of which ``sends`` is called."""
+    brought_verbs: frozenset[str]
+    """Commands of which ``brought`` is called."""
+
+    def sends(self, link: SimLink, arguments: tuple[Any, ...]) -> None:
         """A replica is about to send a command."""
 
     def stored(
@@ -148,13 +153,19 @@ class StorePort:
 
     def __getattr__(self, verb: str) -> Callable[..., Awaitable[object]]:
         link, server, watcher = self.link, self._server, self._watcher
+        # Looked up once a verb: most commands are polls, which cost little else.
+        is_poll = verb in LOOKS
+        is_sent_seen, is_answer_seen = verb in watcher.sent_verbs, verb in watcher.brought_verbs
 
         async def call(*arguments: Any, **named: Any) -> object:  # noqa: ANN401 - any verb's
-            watcher.sends(link, verb, arguments)
-            within_ms: int | None = named.get("within_ms")
-            bound_s = BOUND_S if within_ms is None else min(BOUND_S, within_ms / 1000)
-            # In the time of the server, as in a real adapter.
-            not_after = None if within_ms is None else Instant(server.clock.now() + within_ms)
+            if is_sent_seen:
+                watcher.sends(link, arguments)
+            bound_s, not_after = BOUND_S, None
+            if "within_ms" in named:
+                within_ms: int = named["within_ms"]
+                bound_s = min(BOUND_S, within_ms / 1000)
+                # In the time of the server, as in a real adapter.
+                not_after = Instant(server.clock.now() + within_ms)
 
             def execute() -> object:
                 is_late = not_after is not None and server.clock.now() > not_after
@@ -169,11 +180,12 @@ class StorePort:
                 watcher.stored(link, verb, arguments, answer, is_late=is_late)
                 return answer
 
-            if link.is_quick(verb):
+            if is_poll and link.is_quick(verb):
                 answer = execute()
             else:
                 answer = await link.send(verb, execute, bound_s)
-            watcher.brought(link, verb, arguments, answer)
+            if is_answer_seen:
+                watcher.brought(link, verb, arguments, answer)
             return answer
 
         self.__dict__[verb] = call
