@@ -13,6 +13,7 @@ from stanchion.adapters.system import ManualClock
 from stanchion.client.signals import Retrying
 from stanchion.core.events import CancelRequested, Timer, TimerKind
 from stanchion.core.model import (
+    Failure,
     Instant,
     Job,
     JobId,
@@ -31,8 +32,11 @@ from stanchion.core.model import (
 from stanchion.core.retry import RETRIES, Budget, Fixed, RetryClass
 from stanchion.core.settings import DEFAULTS, AdmissionSettings, LockBusy, Settings
 from stanchion.core.topic_limits import LimitScope, TopicLimit
+from stanchion.core.transition import TimelineEntry, Transition
+from stanchion.core.why import Blocker, Finding, RunFacts, WhyCode
 from stanchion.ports.records import JobState
 from stanchion.sim import invariants as must
+from stanchion.sim import shown
 
 NOW = Instant(1_000_000)
 RUN = RunId("run")
@@ -452,3 +456,62 @@ def test_no_valid_request_is_called_invalid() -> None:
     assert good(must.valid_request_is_understood("timeline", 422, cursor, may_be_lost=True))
     assert not good(must.valid_request_is_understood("timeline", 422, cursor))
     assert not good(must.valid_request_is_understood("timeline", 422, b"", may_be_lost=True))
+
+
+# ── What processes show ──────────────────────────────────────────────────────────────────────────
+
+
+def facts(run: Run, inbox: int) -> RunFacts:
+    return RunFacts(run=run, at=NOW, inbox=inbox)
+
+
+def test_an_explanation_names_accepted_events_exactly_if_there_are_some() -> None:
+    inbox = Finding(
+        code=WhyCode.RETRY_PENDING, detail="1 event", remedy="", blocked_by=Blocker(kind="inbox")
+    )
+    assert good(must.why_names_facts(facts(a_run(), 1), [inbox]))
+    assert good(must.why_names_facts(facts(a_run(), 0), []))
+    assert not good(must.why_names_facts(facts(a_run(), 1), []))
+    assert not good(must.why_names_facts(facts(a_run(), 0), [inbox]))
+    assert good(must.why_names_facts(facts(a_run(RunStatus.QUEUED), 1), []))
+
+
+def test_an_explanation_of_a_failed_run_has_its_error_and_what_helps() -> None:
+    def of(code: str, detail: str, remedy: str) -> bool:
+        run = structs.replace(a_run(RunStatus.FAILED), error=Failure(code, "too few"))
+        ended = Finding(code=WhyCode.FINISHED, detail=detail, remedy=remedy)
+        return good(must.why_names_facts(facts(run, 0), [ended]))
+
+    assert of("job_failed", "it failed: too few", "rerun it")
+    assert of("invalid_input", "it failed: too few", "rerun it with --input")
+    assert not of("job_failed", "it failed", "rerun it")
+    assert not of("job_failed", "it failed: too few", "rerun it with --input")
+    assert not of("invalid_input", "it failed: too few", "rerun it")
+
+
+@pytest.mark.parametrize(
+    ("actor", "starter", "is_right"),
+    [
+        ("caller", "caller", True),
+        ("caller", None, False),
+        ("caller", "other", False),
+        ("schedule s", "author", True),
+        ("schedule s", None, False),
+    ],
+)
+def test_the_starter_of_a_run_is_who_asked_for_it(
+    actor: str, starter: str | None, is_right: bool
+) -> None:
+    line = TimelineEntry(at=NOW, what="run_started", actor=actor)
+    transition = Transition(status=RunStatus.RUNNING, timeline=(line,))
+    run = structs.replace(a_run(), starter=starter)
+    assert good(must.starter_is_actor(transition, run)) is is_right
+
+
+def test_offsets_counts_and_durations_are_those_that_were_seen() -> None:
+    assert good(shown.offset_is_right("replica", shown_ms=7, expected_ms=8))
+    assert not good(shown.offset_is_right("replica", shown_ms=7, expected_ms=20))
+    assert good(shown.same_count("duplicates", shown=2.0, seen=2))
+    assert not good(shown.same_count("duplicates", shown=4.0, seen=2))
+    assert good(shown.is_whole_ms("held", sum([0.001] * 1_000)))
+    assert not good(shown.is_whole_ms("held", 12 / 1_001))

@@ -12,6 +12,7 @@ from stanchion.services.replicas import MISSING_MS
 from stanchion.sim import invariants as must
 from stanchion.sim.meaning import check_told
 from stanchion.sim.queue_ledger import gave_up_waiting
+from stanchion.sim.shown import is_whole_ms, same_count
 from stanchion.sim.workload import CAPS
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def check_end(world: World) -> None:
         check_told(world)
         world.ledger.bulks.check_end(state, world.operators.told)
     _check_metrics(world)
+    _check_shown(world)
 
 
 def _check_summaries(world: World) -> None:
@@ -219,6 +221,7 @@ def _check_metrics(world: World) -> None:
             "scheduler_job_lock_abandoned",
             "workflow_lock_fallback",
             "admission_decisions",
+            "topic_limit_leases",
         ):
             counted, seen = replica.metric_sum(f"{name}_total"), tally[name]
             # A commit decided on a cached run may conflict with that of another replica. This is
@@ -226,6 +229,24 @@ def _check_metrics(world: World) -> None:
             is_so = counted <= seen if name == "commit_conflicts" else counted == seen
             said = [f"{replica.process.name}: {name} is {counted}, and {seen} were seen"]
             world.history.check("metrics equal the history", [] if is_so else said)
+
+
+def _check_shown(world: World) -> None:
+    """Check what replicas and workers show of themselves."""
+    up = {replica.process.name for replica in world.replicas if replica.is_up}
+    up |= {each.process.name for each in world.workers if not each.process.is_dead}
+    world.ledger.log.check_end(up)
+    check = world.history.check
+    for replica in world.replicas:
+        name, shown = replica.process.name, replica.metric_sum
+        duplicates = shown("commit_conflicts_total") + shown("duplicate_completions_total")
+        fallbacks = shown("workflow_lock_fallback_total")
+        counted = replica.escalation.counts
+        for what, seen in (("duplicates", duplicates), ("fallbacks", fallbacks)):
+            said = same_count(f"{name}: {what} for escalation", shown=counted[what], seen=seen)
+            check("escalation counts each of its causes", said)
+        for what in ("run_lock_held_seconds_sum", "run_lock_wait_seconds_sum"):
+            check("durations are of whole milliseconds", is_whole_ms(what, shown(what)))
 
 
 def _waits(run: Run) -> dict[str, str]:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -69,21 +69,22 @@ _BUGS: Final = frozenset(
 class _Bugs(logging.Handler):
     """Adds log lines to the history; those that only a bug can cause are violations."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, logged: Callable[[str], None]) -> None:
         super().__init__()
-        self._history = history
+        self._history, self._logged = history, logged
 
     def emit(self, record: logging.LogRecord) -> None:
         name = record.getMessage()
+        self._logged(name)
         fields = getattr(record, "fields", {})
         if name in _BUGS:
             self._history.check("no error of our own", [f"{name}: {fields}"])
 
 
 @contextmanager
-def bugs_told(history: History) -> Iterator[None]:
-    """Add log lines to the history while the context is active."""
-    logger, handler = logging.getLogger("stanchion"), _Bugs(history)
+def bugs_told(history: History, logged: Callable[[str], None]) -> Iterator[None]:
+    """Add log lines to the history while the context is active, and call ``logged`` with each."""
+    logger, handler = logging.getLogger("stanchion"), _Bugs(history, logged)
     logger.addHandler(handler)
     try:
         yield
@@ -96,7 +97,7 @@ def quiet() -> Iterator[None]:
     """Disable logging while the context is active."""
     logger, nowhere = logging.getLogger("stanchion"), logging.NullHandler()
     before = logger.level, logger.propagate
-    logger.setLevel(logging.WARNING)
+    logger.setLevel(logging.INFO)  # the ends of outages are compared with their beginnings
     logger.propagate = False
     logger.addHandler(nowhere)
     try:

@@ -48,7 +48,7 @@ from stanchion.core.retry import (
 from stanchion.core.settings import Settings
 from stanchion.core.topic_limits import TopicLimit
 from stanchion.core.transition import SetTimer, Transition
-from stanchion.core.why import Finding, WhyCode
+from stanchion.core.why import Finding, RunFacts, WhyCode
 from stanchion.core.workflow import DelaySpec, ForEachSpec, JobSpec, StepSpec
 from stanchion.ports.records import (
     JobState,
@@ -252,6 +252,14 @@ def versions_in_force(state: MemoryState, run: Run) -> Iterator[str]:
             wanted = pins.get(workflow_id, len(state.shared.get(workflow_id, ())))
         if version != wanted:
             yield f"run {run.id} began with version {version} of {name}, in force was {wanted}"
+
+
+def starter_is_actor(transition: Transition, run: Run) -> Iterator[str]:
+    """The starter of a run is who asked for it; of a tick, the author of its schedule."""
+    actor = next((line.actor for line in transition.timeline), None)
+    is_tick = actor is not None and actor.startswith("schedule ")
+    if run.starter is None or (run.starter != actor and not is_tick):
+        yield f"run {run.id} was started by {actor}, and its starter is {run.starter}"
 
 
 # ── Schedules and bulk actions ───────────────────────────────────────────────────────────────────
@@ -689,6 +697,27 @@ def why_is_true(run: Run, found: Sequence[Finding], fences: Mapping[JobId, int])
             granted = fences.get(JobId(blocker.id))
             if granted != blocker.fence:
                 yield f"{blocker.id} is said to have fence {blocker.fence}, and has {granted}"
+
+
+_FAULTS_OF_INPUT: Final = frozenset({"expression_error", "invalid_input"})
+
+
+def why_names_facts(facts: RunFacts, found: Sequence[Finding]) -> Iterator[str]:
+    """Findings name accepted events exactly if there are some, items by number, and what helps."""
+    run = facts.run
+    named = [each for each in found if each.blocked_by and each.blocked_by.kind == "inbox"]
+    is_looked_at = not run.status.is_finished and run.status is not RunStatus.QUEUED
+    if is_looked_at and bool(facts.inbox) != bool(named):
+        yield f"run {run.id} has {facts.inbox} events to be applied, and the findings are {found}"
+    for each in found:
+        if "item None" in each.detail:
+            yield f"run {run.id}: {each.detail}"
+        if each.code is WhyCode.FINISHED and run.error is not None:
+            is_of_input = run.error.code in _FAULTS_OF_INPUT
+            if run.error.message not in each.detail:
+                yield f"run {run.id} ended with {run.error}, and why says {each.detail}"
+            if ("--input" in (each.remedy or "")) != is_of_input:
+                yield f"run {run.id} ended with {run.error.code}, and the remedy is {each.remedy}"
 
 
 def waits_are_the_oldest(state: MemoryState, named: OldestWaits) -> Iterator[str]:

@@ -22,7 +22,7 @@ from stanchion.core.events import Approved, CancelRequested, Rejected
 from stanchion.core.model import Instant, JobId, Risk, Run, RunId, TenantId
 from stanchion.core.plan import Plan
 from stanchion.core.settings import DEFAULTS, Settings, read_settings
-from stanchion.core.topic_limits import TopicLimit, token_ttl_ms
+from stanchion.core.topic_limits import TokenGrant, TopicLimit, token_ttl_ms
 from stanchion.core.why import Finding, RunFacts, Surroundings, why
 from stanchion.gateway.cursors import KEY_TRUSTED_MS
 from stanchion.ports.bus import Disposition, Retry
@@ -59,6 +59,7 @@ from stanchion.sim.network import SimLink
 from stanchion.sim.oracle import BulkRecord, ScheduleRecord
 from stanchion.sim.queue_ledger import QueueLedger, gave_up_waiting
 from stanchion.sim.servers import StoreServer
+from stanchion.sim.shown import LogRecord, OffsetRecord, TokenRecord
 
 Ambush: TypeAlias = Callable[[Process, RunId, ObservedHold], bool]
 """Called at every read under a lease; returns whether it acted, and is then removed."""
@@ -97,7 +98,7 @@ _BROUGHT: Final = frozenset(
     {
         *_COMMITS,
         *("items_at", "admit", "admit_many", "expire_jobs"),
-        *("document", "put_document", "list_documents"),
+        *("document", "put_document", "list_documents", "take_tokens", "report_replica"),
     }
 )
 """Methods whose answers are counted by the replica, or tell it the settings."""
@@ -178,6 +179,9 @@ class Ledger:
     """Runs that were removed after their retention."""
     schedules: ScheduleRecord = field(init=False)
     bulks: BulkRecord = field(init=False)
+    log: LogRecord = field(init=False)
+    offsets: OffsetRecord = field(init=False)
+    tokens: TokenRecord = field(init=False)
     _limits_sent_at_s: dict[str, float] = field(default_factory=dict)
     """By process: when the store last answered a read of the topic limits."""
     _limits_read: defaultdict[str, deque[tuple[float, float]]] = field(
@@ -187,19 +191,26 @@ class Ledger:
     _leased_by: dict[JobId, float] = field(default_factory=dict)
     """Of the limits that each job was leased by: when the store had them."""
     _observers: dict[str, list[Callable[[SeenCommand], None]]] = field(default_factory=dict)
-    sent_verbs: frozenset[str] = _COMMITS
+    sent_verbs: frozenset[str] = _COMMITS | {"report_replica"}
     brought_verbs: frozenset[str] = _BROUGHT
 
     def __post_init__(self) -> None:
         self.schedules, self.bulks = ScheduleRecord(self), BulkRecord(self)
         self.schedules.watch()
         self.bulks.watch()
+        self.log = LogRecord(self.history)
+        self.offsets = OffsetRecord(self.history, self.clocks)
+        self.tokens = TokenRecord(self.history, self.job_ttl_ms)
+        self.locks.term_ms_of = self._lock_terms_ms
 
     # ── What replicas and workers do ─────────────────────────────────────────────────────────────
 
     def sends(self, link: SimLink, arguments: tuple[Any, ...]) -> None:
-        """A replica is about to send a commit to the store."""
-        commit: Commit = arguments[-1]
+        """A replica is about to send a commit or its report to the store."""
+        commit = arguments[-1]
+        if not isinstance(commit, Commit):
+            self.offsets.sends(link.caller.name, commit)
+            return
         self.locks.writes(link.caller, commit.run_id)
         for trap in list(self.traps):
             if trap(link, commit):
@@ -208,6 +219,7 @@ class Ledger:
     def brought(self, link: SimLink, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
         """The answer of the store has reached the replica."""
         tally = self.tallies[link.caller.name]
+        self._shown(link.caller.name, verb, answer)
         match verb, answer:
             case ("commit", CommitConflict()) | ("items_at", None):
                 tally["commit_conflicts"] += 1
@@ -231,6 +243,15 @@ class Ledger:
                 self._learned(link.caller.name, arguments[2])
             case _:
                 pass
+
+    def _shown(self, name: str, verb: str, answer: object) -> None:
+        """Note what the replica must show of this answer."""
+        if verb in _ADMISSIONS:
+            self.log.answered(name)
+        elif isinstance(answer, TokenGrant):
+            self.tallies[name]["topic_limit_leases"] += len(answer.tokens)
+        elif verb == "report_replica" and isinstance(answer, int):
+            self.offsets.brought(name, Instant(answer))
 
     def _limits_arrived(self, name: str) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -512,6 +533,7 @@ class Ledger:
         )
         state = self.store.real.state
         self.runs[run.id] = state.runs[run.id].run
+        check("a run has its starter", must.starter_is_actor(admission.transition, run))
         if admission.definitions:
             check("versions in force", must.versions_in_force(state, self.runs[run.id]))
         if run.holds_slot and not run.status.is_finished:
@@ -552,6 +574,17 @@ class Ledger:
         if tenant == "quiet":
             said = ["a tenant that asks for little was told that it is full"]
             self.history.check("other tenants untouched", said)
+
+    def _lock_terms_ms(self, name: str) -> set[int]:
+        """The terms for which this lock may be taken."""
+        if name.startswith("admission/"):
+            return {round(each.admission.lock_ttl_s * 1_000) for each in self.settings}
+        return {self.run_ttl_ms} if name.startswith("run/") else set()
+
+    def granted_tokens(self, seen: SeenCommand) -> None:
+        """Check the terms of tokens of topic limits."""
+        pool, held = seen.arguments[0], self.store.real.state.pools[seen.arguments[0].name].tokens
+        self.tokens.granted(pool, held, seen.answer)
 
     def _reused(self, admission: Admission) -> None:
         state, run = self.store.real.state, admission.run
@@ -600,6 +633,7 @@ class Ledger:
     def explain(self, facts: RunFacts) -> None:
         """Have a run explained, and compare it with the record; its next change is compared too."""
         run_id, found = facts.run.id, why(facts, Surroundings())
+        self.history.check("why tells the truth", must.why_names_facts(facts, found))
         leases = {job_id: fence for job_id, (fence, _) in self.leases.items()}
         self.history.check("why tells the truth", must.why_is_true(facts.run, found, leases))
         self.explained[run_id] = found
@@ -875,5 +909,6 @@ _NOTES: Final[Mapping[str, Callable[[Ledger, SeenCommand], None]]] = MappingProx
         "write_dead_letter": Ledger.poisoned,
         "put_document": Ledger.patched,
         "audit_slots": Ledger.audited,
+        "take_tokens": Ledger.granted_tokens,
     }
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stanchion.core.lease import Holding, LeasePolicy, OnLockError
@@ -57,6 +58,8 @@ class LockLedger:
     locks: LockServer
     tallies: defaultdict[str, Counter[str]]
     holds: dict[int, ObservedHold] = field(default_factory=dict)
+    term_ms_of: Callable[[str], set[int]] = lambda _name: set()
+    """The terms that a lock may be taken for; none if any."""
     _holders: dict[str, _Holder] = field(default_factory=dict)
     _fences: dict[str, dict[int, str]] = field(default_factory=dict)
     """For every name, all fences that were granted, with their tokens."""
@@ -209,6 +212,9 @@ class LockLedger:
             # What its first owner was told is not about this one.
             self._fences[name][fence] = token
             self._not_owned.discard((name, fence))
+        terms = self.term_ms_of(name)
+        said = [f"{name} was taken for {ttl_ms} ms, and not for {sorted(terms)}"]
+        check("a lease lasts its term", said if terms and ttl_ms not in terms else [])
         self._holders[name] = _Holder(token, fence, Instant(now + ttl_ms))
         self.history.tell(f"locks  {name} granted with fence {fence}")
         self._look_at_believers(name)

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from stanchion.client.errors import CallFailed
 from stanchion.core.audit import AuditEntry
+from stanchion.core.bulk import Bulk
 from stanchion.core.escalation import Order
 from stanchion.core.model import Instant, TenantId, WorkflowId
 from stanchion.core.schedule import CatchUp, Overlap, ScheduleSpec
 from stanchion.ports.errors import BackendError
 from stanchion.services.schedules import ScheduleConflict
 from stanchion.sim.scenario import PlannedBulk, PlannedSchedule
+from stanchion.wire.runs import BulkView
 
 if TYPE_CHECKING:
     from stanchion.sim.replica import Replica
@@ -64,7 +66,13 @@ class Operators:
 
     async def _stop(self, replica: Replica, bulk_id: str) -> None:
         with suppress(BackendError):
-            await replica.services.bulk.stop(bulk_id)
+            self._told_stopped(await replica.services.bulk.stop(bulk_id))
+
+    def _told_stopped(self, bulk: Bulk | BulkView | None) -> None:
+        """A bulk action that was told to stop is answered with its end."""
+        is_wrong = bulk is not None and bulk.status not in {"stopped", "finished"}
+        said = ["a bulk action was stopped, and is answered as running"] if is_wrong else []
+        self._world.history.check("a stopped bulk action has stopped", said)
 
     def is_done(self) -> bool:
         """Whether no bulk action is under way and no schedule is left that starts runs."""
@@ -155,6 +163,7 @@ class Operators:
             await asyncio.sleep(plan.stops_after_s)
             try:
                 stopped = await client.stop_bulk(bulk.bulk_id)
+                self._told_stopped(stopped)
                 history.tell(f"caller {plan.key}/{copy}: {stopped.status}")
             except CallFailed as error:
                 history.tell(f"caller {plan.key}/{copy}: {error}")

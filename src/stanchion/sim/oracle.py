@@ -317,6 +317,8 @@ class EscalationRecord:
     service: EscalationService
     latch: Callable[[], object]
     """The latch that the store keeps: every replica obeys it, whatever its own counts are."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """All that the replica has counted."""
     _events: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_EVENTS_KEPT))
     """When, how many fallbacks, how many duplicates."""
     _since: int = 0
@@ -331,6 +333,7 @@ class EscalationRecord:
 
     def counted(self, counts: dict[str, int]) -> None:
         """The replica is about to count something."""
+        self.counts.update(counts)
         self.compare()
         now = self.clock.now()
         fallbacks, duplicates = counts.get("fallbacks", 0), counts.get("duplicates", 0)

@@ -39,6 +39,7 @@ from stanchion.sim.ledger import Ledger
 from stanchion.sim.loop import LoopClock, Process
 from stanchion.sim.network import CallerTransport, Network, WorkerTransport
 from stanchion.sim.scenario import Ask, Then
+from stanchion.sim.shown import WorkerRecord
 from stanchion.sim.workflows import Fails, handled, share
 from stanchion.transport.messages import HttpReply, NoReply, Request
 from stanchion.wire.runs import RerunPlan, RunView, TimelineLine
@@ -122,7 +123,8 @@ class Hands:
         self._ledger = ledger
         chance = Random(f"{seed}/{name}/worker")  # noqa: S311 - to be foreseen is the point
         self.clock = LoopClock(drift=chance.uniform(-0.01, 0.01))
-        worker = self._worker = Worker()
+        self.record = WorkerRecord(ledger.history)
+        worker = self._worker = Worker(on_event=self.record.told)
         for topic in ("plan", "search", "write", "flaky", "quick"):
             worker.task(topic)(self._handle)
         self.process.begin(self._work(worker, name, chance), name="worker")
@@ -133,7 +135,7 @@ class Hands:
 
     async def _work(self, worker: Worker, name: str, chance: Random) -> None:
         await worker.run_over(
-            _Told(self.network, self._ledger),
+            _Told(self.network, self._ledger, self.record),
             clock=self.clock,
             chance=chance.random,
             worker_id=name,
@@ -183,11 +185,14 @@ class Hands:
 class _Told(WorkerTransport):
     """Reports the answers to workers to the ledger."""
 
-    def __init__(self, network: Network, ledger: Ledger) -> None:
+    def __init__(self, network: Network, ledger: Ledger, record: WorkerRecord) -> None:
         super().__init__(network)
-        self._ledger = ledger
+        self._ledger, self._record = ledger, record
 
     async def post(self, path: str, body: bytes) -> HttpReply:
+        if path.endswith("/results"):
+            for result in msgspec.json.decode(body, type=ResultsRequest).results:
+                self._record.reports(result.job_id)
         answer = await super().post(path, body)
         said = must.valid_request_is_understood(path, answer.status, answer.body)
         self._ledger.history.check("no valid request is called invalid", said)

@@ -256,7 +256,7 @@ class World:
 
     async def day(self) -> Verdict:
         """Run the day until all runs have ended."""
-        with bugs_told(self.history):
+        with bugs_told(self.history, self.ledger.log.logged):
             self._found()
             asking = await self._work_and_suffer()
             if not self.history.broken:
