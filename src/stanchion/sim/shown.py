@@ -90,6 +90,8 @@ class LogRecord:
         """Check, when all faults are long over, that every outage was logged as over."""
         now_s = asyncio.get_running_loop().time()
         for (process, begin), (begun_s, before) in self._open.items():
+            if begin == "server_away":
+                continue  # a poll may wait for long, and only its answer ends the outage
             # A replica that no caller asks does not learn that the store is back.
             is_unknown = begin == "admission_failed" and self._answered[process] == before
             is_over = now_s - begun_s > _TRIED_AGAIN_S
