@@ -22,6 +22,7 @@ from stanchion.core.workflow import ForEachSpec, JobSpec, Workflow
 from stanchion.services import work as module
 from stanchion.services.signals import TenantLabels
 from stanchion.services.work import (
+    Deadlines,
     Decider,
     Stopwatch,
     TenantExecutor,
@@ -447,3 +448,12 @@ async def test_every_decision_of_a_tenant_over_its_share_leaves_the_event_loop()
     await decider.decide(plan, run, [Started(actor="caller")], Instant(5))
     assert executor.calls == 1
     executor.close()
+
+
+async def test_deadlines_that_were_begun_end_also_after_the_close() -> None:
+    deadlines = Deadlines(sweep_s=0.01)
+    deadline = deadlines.begin(0.02)
+    deadlines.close()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.sleep(5)
+    assert deadline.is_why()

@@ -669,8 +669,8 @@ class Deadlines:
         return self._loop.time() - deadline.began_s
 
     def close(self) -> None:
-        """Stop checking deadlines."""
-        if self._sweep is not None:
+        """Stop checking deadlines, once those that were begun have ended."""
+        if self._sweep is not None and not self._all:
             self._sweep.cancel()
 
     def _look(self) -> None:

@@ -639,9 +639,12 @@ _FINISHED: Final = [status for status in RunStatus if status.is_finished]
 
 
 def owned_queued_or_finished(
-    state: MemoryState, file: RunFile, *, now: Instant, grace_ms: int
+    state: MemoryState, file: RunFile, *, now: Instant, grace_ms: int, behind_ms: int = 0
 ) -> Iterator[str]:
-    """Every part of an unfinished run has an owner or a timer, and none is overdue."""
+    """Every part of an unfinished run has an owner or a timer, and none is overdue.
+
+    Timers are set by clocks that may be ``behind_ms`` behind that of the store.
+    """
     run = file.run
     if run.status.is_finished:
         return
@@ -651,7 +654,7 @@ def owned_queued_or_finished(
     if file.inbox and (due is None or due < now - grace_ms):
         yield f"run {run.id} has events that are not applied"
     for timer, at in sorted(file.timers.items(), key=lambda each: each[0].key):
-        if at < now - grace_ms:
+        if at < now - grace_ms - behind_ms:
             yield f"run {run.id}: timer {timer.key} is overdue by {now - at} ms"
     for job in file.jobs:
         yield from _job_is_looked_after(state, job, now, grace_ms)
