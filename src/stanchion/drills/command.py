@@ -118,6 +118,9 @@ class _Interrupts:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        if self._count:
+            # The command ends now. The usual handler would print the traceback of one more Ctrl-C.
+            return
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

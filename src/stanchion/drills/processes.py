@@ -126,17 +126,21 @@ for directory in directories:
     @classmethod
     def end(cls) -> None:
         """Let it end, because this process ends by itself."""
-        with contextlib.suppress(ValueError):  # not in the main thread
-            # Another Ctrl-C now would print a traceback and change nothing.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
         with cls._lock:
             if cls._process is not None and cls._owner == os.getpid():
                 with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                     cls._process.communicate(timeout=STOP_S_MAX)
 
 
-atexit.register(_Reaper.end)
-atexit.register(kill_spawned)
+def _end() -> None:
+    with contextlib.suppress(ValueError):  # not in the main thread
+        # A Ctrl-C from here on would print a traceback and change nothing.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    kill_spawned()
+    _Reaper.end()
+
+
+atexit.register(_end)
 
 
 class ChildProcess:
