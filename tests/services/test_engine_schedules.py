@@ -326,6 +326,28 @@ async def test_a_schedule_that_is_to_run_sooner_does_not_wait_for_its_old_tick(
     assert len(await runs(world)) == 1
 
 
+@pytest.mark.parametrize("before", [{"every_s": 3_600}, {"paused": True}])
+@virtual
+async def test_a_schedule_that_was_removed_and_made_again_is_not_taken_for_the_old_one(
+    world: World, before: dict[str, Any]
+) -> None:
+    one, two = world.add(), world.add()
+    await world.define(ONE)
+    await put(one, **before)
+    await asyncio.sleep(20)
+    for each in (one, two):
+        each.bus.is_mute = True
+    assert await one.services.schedules.delete(ACME, "s", AUDIT)
+    # Its document has the revision of the old one again, and the other replica has seen neither.
+    made = await put(one, every_s=60)
+    one.kill()
+    world.work(two, "work")
+    await asyncio.sleep(60 + 6)
+    schedule = await stored(world)
+    assert len(schedule.runs) == 1
+    assert (schedule.generation, schedule.spec) == (made.generation, made.spec)
+
+
 @virtual
 async def test_a_tenant_has_a_bounded_number_of_schedules(world: World) -> None:
     one = world.add()

@@ -447,23 +447,30 @@ class ScheduleService:
 
     async def _read(self) -> None:
         known = await self._documents()
+        self._wake_at = {
+            name: due
+            for name, due in self._wake_at.items()
+            if name in known and self._known.get(name) == known[name]
+        }
         self._known = known
         self._sizes = {
             name: len(_SPEC_DECODER.decode(text).spec) for name, (text, _) in known.items()
         }
-        self._wake_at = {name: due for name, due in self._wake_at.items() if name in known}
         self._trials = {name: trial for name, trial in self._trials.items() if name in known}
         self._next = {name: ticks for name, ticks in self._next.items() if name in known}
 
     async def _documents(self) -> dict[_Name, tuple[bytes, int]]:
-        """All schedules, as in ``_known``. Those that have not changed are not copied."""
+        """All schedules, as in ``_known``. Those that have not changed are the same objects.
+
+        That is told by their text: the revisions of one that was removed and made again begin at 1,
+        and after a failover with loss they may count on from an earlier one.
+        """
         documents: dict[_Name, tuple[bytes, int]] = {}
         async for page in self._pages():
             for name, document in page:
-                found = self._known.get(name)
-                if found is None or found[1] != document.revision:
-                    found = (msgspec.json.encode(document.value), document.revision)
-                documents[name] = found
+                found = (msgspec.json.encode(document.value), document.revision)
+                known = self._known.get(name)
+                documents[name] = known if known == found else found
         return documents
 
     async def _pages(self) -> AsyncIterator[Sequence[tuple[_Name, Document]]]:
