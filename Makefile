@@ -49,7 +49,7 @@ serve: $(READY) ## run a server on http://127.0.0.1:8420; data in .stanchion
 	@$(BIN)/stanchion serve --data-dir .stanchion
 
 .PHONY: test
-test: check-and-collect browser promtool test-core test-timed test-rest ## all checks and tests, 10 to 17 minutes on two cores
+test: check-and-collect browser promtool test-core test-timed test-rest ## all checks and tests, 8 to 17 minutes on two cores
 	@$(BIN)/python -m tests.console.browser --report
 	@command -v promtool $(BIN)/promtool >/dev/null || \
 	    printf '\n!! no promtool: the unit tests of the alert rules were SKIPPED\n'
