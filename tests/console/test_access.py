@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from urllib.parse import quote, urlencode
 
@@ -11,7 +12,7 @@ import pytest_asyncio
 from stanchion.console.pages import ACTIONS, PAGES
 from stanchion.wire.admin import Role
 from tests.console.visits import HOST, SAME_SITE, Browser, ConsoleHouse, opened_console
-from tests.gateway.asgi import opened
+from tests.gateway.asgi import Stuck, opened
 from tests.gateway.house import ADMIN, ONE_STEP
 
 SETTLED = ("Sec-Fetch-Site", "same-origin")
@@ -424,3 +425,38 @@ async def test_chosen_runs_are_acted_on_in_their_own_tenants(world: ConsoleHouse
     done = "/console/runs?status=active&did=runs_cancelled&count=2&of=3"
     assert (answer.status, answer.headers["location"]) == (303, done)
     assert b"2 of 3 runs were cancelled." in (await browser.get(done)).body
+
+
+@in_one_loop
+async def test_half_a_login_form_takes_nothing_from_others(world: ConsoleHouse) -> None:
+    house = world.house
+    state = house.app.state
+    half = [
+        asyncio.create_task(house.ask("POST", path, headers=SAME_SITE, parts=[b"key=", Stuck]))
+        for path in ("/console/login", "/console/theme")
+        for _ in range(100)
+    ]
+    async with asyncio.timeout(5):
+        # Without a session no form of a page is read at all, and of the others the newest are.
+        await asyncio.wait(half, return_when=asyncio.FIRST_COMPLETED)
+        assert (await (await world.browser()).post("/console/login", key=ADMIN)).status == 303
+        for path in ("/console/logout", "/console/keys"):
+            answer = await house.ask("POST", path, headers=SAME_SITE, parts=[b"a=", Stuck])
+            assert answer.status == 303, path
+    ended = [each.result() for each in half if each.done()]
+    assert {each.status for each in ended} == {503}
+    assert state.load.requests <= 128
+    large = [b"key=" + b"k" * 40_000, Stuck]
+    refused = await house.ask("POST", "/console/login", headers=SAME_SITE, parts=large)
+    assert refused.status == 413
+    for each in half:
+        each.cancel()
+    await asyncio.gather(*half, return_exceptions=True)
+    assert state.load.requests == state.bodies.reading == 0
+
+
+async def test_a_form_that_does_not_come_is_not_waited_for() -> None:
+    async with opened_console(body_timeout_s=0.05) as console:
+        parts = [b"key=", Stuck]
+        answer = await console.house.ask("POST", "/console/login", headers=SAME_SITE, parts=parts)
+        assert answer.status == 503

@@ -129,12 +129,13 @@ SAME_SITE = (
 
 @asynccontextmanager
 async def opened_console(
-    *, has_keys: bool = True, drill_reports: Path | None = None
+    *, has_keys: bool = True, drill_reports: Path | None = None, body_timeout_s: float = 10
 ) -> AsyncIterator[ConsoleHouse]:
     """A running gateway with the console, with an admin key unless told otherwise."""
     options = GatewayOptions(
         admin_key=ADMIN if has_keys else None,
         drill_reports=None if drill_reports is None else str(drill_reports),
+        body_timeout_s=body_timeout_s,
     )
     async with opened_house(options) as house:
         console = mount(house.app)

@@ -7,7 +7,7 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, pairwise
 from typing import NamedTuple
 
@@ -19,7 +19,14 @@ from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import TenantId
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.body import decoded, fault_in, is_suspect, refuse_costly
-from stanchion.gateway.load import TURN_BYTES, HeavyRequests, LargeAnswers, Load, LoadKind
+from stanchion.gateway.load import (
+    TURN_BYTES,
+    WAIT_S_MAX,
+    HeavyRequests,
+    LargeAnswers,
+    Load,
+    LoadKind,
+)
 from stanchion.gateway.problems import RequestRefused
 from stanchion.ports.records import Result
 from stanchion.services.keys import Keys
@@ -337,6 +344,28 @@ async def test_all_bodies_together_are_bounded() -> None:
         assert (await house.ask("POST", START, large[:1001])).code == "overloaded"
 
 
+async def test_the_bodies_of_one_tenant_leave_room_for_others() -> None:
+    large = b'{"input": {"x": "' + b"y" * 180 + b'"}}'
+    async with opened_house(GatewayOptions(bodies_bytes_max=1000, admin_key=ADMIN)) as house:
+        loud, quiet = [await house.make_key("runner", each) for each in ("loud", "quiet")]
+        worker = await house.make_key("worker", "loud")
+        waits = b'{"worker_id": "w", "topics": ["t"], "wait_s": 60}' + b" " * 151
+        waiting = asyncio.create_task(house.ask("POST", LEASE, waits, key=worker))
+        await house.has_under_way("waits")
+        for parts in ([large], [large[:20], large[20:]]):
+            answer = await house.ask("POST", START, parts=parts, key=loud)
+            assert (answer.status, answer.code) == (429, "tenant_overloaded")
+            assert (await house.ask("POST", START, parts=parts, key=quiet)).status == 404
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+        # What has ended is not counted any more. A single body may exceed the share.
+        assert (await house.ask("POST", START, large, key=loud)).status == 404
+        larger = large + b" " * 400
+        for parts in ([larger], [larger[:400], larger[400:]]):
+            assert (await house.ask("POST", START, parts=parts, key=loud)).status == 404
+
+
 async def test_the_largest_good_values_pass(house: House) -> None:
     await house.ask("PUT", "/v1/workflows/one-step", ONE_STEP)
     good = (
@@ -613,12 +642,13 @@ async def test_a_schema_of_many_alternatives_does_not_hold_up_the_server() -> No
 
 async def test_large_bodies_take_turns_behind_small_requests(house: House) -> None:
     load = house.app.state.load
-    turns = HeavyRequests(load)
+    bodies = house.app.state.bodies
+    turns = HeavyRequests(load, bodies)
     done: list[str] = []
 
     async def large(name: str) -> None:
         with _under_way(load):
-            await turns.take()
+            await turns.take(turns.patience_ends_s())
             done.append(name)
             await asyncio.sleep(0)  # from here on it is the next one's turn
             done.append(f"{name} waits")
@@ -630,10 +660,31 @@ async def test_large_bodies_take_turns_behind_small_requests(house: House) -> No
     async with asyncio.timeout(5):
         await asyncio.gather(first, second)
     assert done == ["first", "first waits", "second", "second waits"]
-    # A small request that is never answered holds nothing up for long.
-    with _under_way(load):
-        async with asyncio.timeout(5):
-            await large("third")
+    # A small request that is never answered holds nothing up for long, however many turns follow.
+    loop = asyncio.get_running_loop()
+    with _under_way(load), _under_way(load):
+        began_s = loop.time()
+        until_s = turns.patience_ends_s()
+        for _ in range(20):
+            async with asyncio.timeout(5):
+                await turns.take(until_s)
+        assert loop.time() - began_s < 10 * WAIT_S_MAX
+        await asyncio.sleep(0)
+
+
+async def test_large_bodies_do_not_wait_for_clients_that_send_no_body(house: House) -> None:
+    state = house.app.state
+    sending = asyncio.create_task(house.ask("POST", START, parts=[Stuck]))
+    await house.has_under_way("requests")
+    loop = asyncio.get_running_loop()
+    with _under_way(state.load):
+        began_s = loop.time()
+        await state.heavy.take(began_s + 60)
+        assert loop.time() - began_s < 30
+    sending.cancel()
+    with suppress(asyncio.CancelledError):
+        await sending
+    assert state.bodies.reading == 0
 
 
 async def test_heavy_starts_that_wait_for_a_lock_hold_up_nothing_behind_them(house: House) -> None:

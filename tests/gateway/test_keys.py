@@ -19,6 +19,7 @@ from stanchion.services.keys import (
     READ_AGAIN_MS,
     KeyHolder,
     Keys,
+    TooManyLookups,
 )
 from stanchion.wire.admin import Role
 from tests.gateway.house import ADMIN, opened_house
@@ -70,6 +71,35 @@ async def test_a_named_key_acts_under_its_name(replicas: Replicas) -> None:
         holder = await keys.holder(key)
         assert holder is not None
         assert holder.actor == "kim@example.com"
+
+
+async def test_guessed_keys_do_not_displace_good_ones(replicas: Replicas) -> None:
+    key = await replicas.made()
+    assert await replicas.there.holder(key) is not None
+    for number in range(5_000):
+        assert await replicas.there.holder(f"sk_{number}_guess") is None
+    replicas.lines[1].away(Fault.ERROR)
+    replicas.clock.advance(BELIEVED_WITHOUT_STORE_MS - 1)
+    assert await replicas.there.holder(key) is not None
+
+
+async def test_guesses_are_looked_up_a_few_at_a_time_and_delay_no_known_key(
+    replicas: Replicas,
+) -> None:
+    key = await replicas.made()
+    keys = replicas.there
+    assert await keys.holder(key) is not None
+    replicas.clock.advance(BELIEVED_MS)
+    guesses = [asyncio.create_task(keys.holder(f"sk_{n}_guess")) for n in range(2_000)]
+    await asyncio.sleep(0)
+    assert await keys.holder(key) is not None
+    answers = await asyncio.gather(*guesses, return_exceptions=True)
+    assert 1_000 < sum(isinstance(each, TooManyLookups) for each in answers) < 2_000
+    assert await keys.holder("sk_none_guess") is None
+    async with opened_house(GatewayOptions(admin_key=ADMIN)) as house:
+        asked = [house.ask("GET", "/v1/runs", key=f"sk_{n}_guess") for n in range(700)]
+        codes = {each.code for each in await asyncio.gather(*asked)}
+        assert codes == {"unauthenticated", "overloaded"}
 
 
 async def test_a_key_that_expires_works_until_then_also_without_the_store(

@@ -14,6 +14,8 @@ loopback must show the prefixed cookie: another site of the same domain cannot s
 from __future__ import annotations
 
 import hmac
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import parse_qsl
@@ -25,6 +27,7 @@ from stanchion.gateway.endpoint import parameter_pattern
 from stanchion.gateway.exchange import Exchange
 from stanchion.gateway.problems import Headers, Refusal, RequestRefused, invalid_member
 from stanchion.services.sessions import SESSION_MS
+from stanchion.services.work import Deadline
 from stanchion.wire.identifiers import ALL_TENANTS, TenantName
 from stanchion.wire.problems import Code
 
@@ -112,6 +115,31 @@ def refuse_without_token(form: Form, visitor: Visitor) -> None:
     if not hmac.compare_digest(form.get(TOKEN_FIELD).encode(), visitor.form_token.encode()):
         detail = "the form is not from this session: load the page again, then send it again"
         raise RequestRefused(Refusal(code=Code.FORBIDDEN, detail=detail))
+
+
+class StrangersForms:
+    """Bounds the forms of callers without a session that are being read.
+
+    Anybody can send half a form and leave it at that. So when there are too many, the one that has
+    been read for longest gives way: a browser sends a login form in one piece.
+    """
+
+    def __init__(self, at_once_max: int) -> None:
+        self._at_once_max = at_once_max
+        self._reading: dict[Deadline, None] = {}
+
+    @contextmanager
+    def reading(self, deadline: Deadline) -> Iterator[None]:
+        """Count a form while it is read. Its deadline may be made to expire meanwhile."""
+        if len(self._reading) >= self._at_once_max:
+            oldest = next(iter(self._reading))
+            del self._reading[oldest]
+            oldest.expire()
+        self._reading[deadline] = None
+        try:
+            yield
+        finally:
+            self._reading.pop(deadline, None)
 
 
 def fields(text: str) -> Form:

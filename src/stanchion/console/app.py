@@ -1,7 +1,8 @@
 """The console's app: from a request under ``/console`` to a page.
 
-The order is always the same: head and origin, load, form, session, role, page. A refusal becomes a
-page that says why. Cookies and the checks of where a request comes from are in ``access``.
+The order is always the same: head and origin, load, session, form, role, page. Only the forms for
+the login and the theme are read of anybody, a few small ones at a time. A refusal becomes a page
+that says why. Cookies and the checks of where a request comes from are in ``access``.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ from stanchion.gateway.route import RouteScope, Stream
 from stanchion.gateway.routes.events import EVENT_STREAM
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import BadCursor
+from stanchion.services.keys import TooManyLookups
 from stanchion.services.log import LOGGER
 from stanchion.services.sessions import Sessions
-from stanchion.services.work import TenantOverloaded
+from stanchion.services.work import Deadline, TenantOverloaded
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
@@ -70,7 +72,12 @@ _HEADERS: Final = (
 )
 _FOREVER: Final = b"public, max-age=31536000, immutable"
 _LOGIN: Final = f"{_PREFIX}/login"
+_THEME: Final = f"{_PREFIX}/theme"
 _TENANT_FIELD: Final = "tenant"
+_STRANGERS_FORM_BYTES: Final = 32 * 1024
+"""Room for a key, and for the address of the page that is shown after the login."""
+_STRANGERS_FORMS_MAX: Final = 128
+"""Forms of callers without a session that are read at a time."""
 
 
 class Console:
@@ -96,6 +103,7 @@ class Console:
         for action in actions:
             by_path.setdefault(action.path, {})["POST"] = action
         self._paths = Paths(by_path)
+        self._strangers = access.StrangersForms(_STRANGERS_FORMS_MAX)
         self._placeholder = f"form-token-{secrets.token_hex(16)}"
         """Stands for the form token in pages that viewers share."""
         self._observe = {
@@ -193,7 +201,7 @@ class Console:
             with RequestPlace(self._state) as place:
                 deadline = self._state.deadlines.begin(self._state.options.request_deadline_s)
                 try:
-                    answer = await self._handle(exchange, path, method, place)
+                    answer = await self._handle(exchange, path, method, place, deadline)
                 except asyncio.CancelledError:
                     if not deadline.is_why():
                         raise
@@ -206,6 +214,8 @@ class Console:
             answer = _redirect(Redirect(elsewhere.url))
         except RequestRefused as refused:
             answer = await self._problem(exchange, refused.refusal)
+        except TooManyLookups as error:
+            answer = await self._problem(exchange, self._state.overloaded(str(error)))
         except BackendError:
             detail = "the store does not answer"
             refusal = self._state.unavailable(Code.STORE_UNAVAILABLE, detail)
@@ -225,24 +235,28 @@ class Console:
             await send_large(self._state, exchange, answer)
 
     async def _handle(
-        self, exchange: Exchange, path: str, method: str, place: RequestPlace
+        self, exchange: Exchange, path: str, method: str, place: RequestPlace, deadline: Deadline
     ) -> EncodedAnswer:
         if method not in {"GET", "POST"}:
             raise RequestRefused(
                 Refusal(code=Code.METHOD_NOT_ALLOWED, detail="this path allows GET and POST")
             )
-        form = Form()
-        if method == "POST":
+        is_form = method == "POST"
+        if is_form:
             access.refuse_other_site(exchange, is_login=path == _LOGIN)
-            form = await self._form(exchange, place)
-        if path == f"{_PREFIX}/theme" and method == "POST":
-            return self._set_theme(form)
+        if is_form and path == _THEME:
+            return self._set_theme(await self._strangers_form(exchange, place, deadline))
         visitor = await self._visitor(exchange)
         if path == _LOGIN:
-            return await self._login(exchange, form, visitor, is_sent=method == "POST")
+            form = await self._strangers_form(exchange, place, deadline) if is_form else Form()
+            return await self._login(exchange, form, visitor, is_sent=is_form)
         if visitor is None:
             return await self._to_login(exchange, path, method)
-        if method == "POST":
+        if not visitor.sees_all:
+            exchange.tenant = TenantId(visitor.holder.tenant)
+            place.take_for(exchange.tenant)
+        form = await self._form(exchange, place, deadline) if is_form else Form()
+        if is_form:
             access.refuse_without_token(form, visitor)
             if path == f"{_PREFIX}/logout":
                 return await self._logout(exchange)
@@ -253,9 +267,6 @@ class Console:
                 Refusal(code=Code.NOT_FOUND, detail="there is no such page in this console")
             )
         view = self._view(exchange, visitor, path, found[1], form, target)
-        if view.tenant is not None and not visitor.sees_all:
-            exchange.tenant = TenantId(view.tenant)
-            place.take_for(exchange.tenant)
         if isinstance(target, Action):
             return await self._act(exchange, target, view)
         return await self._show(exchange, target, view)
@@ -437,14 +448,29 @@ class Console:
         session = None if token is None else await self.sessions.find(token)
         return None if session is None else Visitor(session.holder, session.form_token)
 
-    async def _form(self, exchange: Exchange, place: RequestPlace) -> Form:
+    async def _strangers_form(
+        self, exchange: Exchange, place: RequestPlace, deadline: Deadline
+    ) -> Form:
+        """A form that needs no session. Few are read at a time: the oldest gives way."""
+        with self._strangers.reading(deadline):
+            return await self._form(exchange, place, deadline, bytes_max=_STRANGERS_FORM_BYTES)
+
+    async def _form(
+        self,
+        exchange: Exchange,
+        place: RequestPlace,
+        deadline: Deadline,
+        *,
+        bytes_max: int | None = None,
+    ) -> Form:
         kind = exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != b"application/x-www-form-urlencoded":
             detail = "a form must be sent as application/x-www-form-urlencoded"
             raise RequestRefused(Refusal(code=Code.UNSUPPORTED_MEDIA_TYPE, detail=detail))
-        length = exchange.headers.get(b"content-length")
-        raw = await self._state.bodies.read(exchange.receive, length)
-        place.hold(raw)
+        options, deadlines = self._state.options, self._state.deadlines
+        deadlines.extend(deadline, options.body_timeout_s)
+        raw = await place.read_body(exchange, bytes_max=bytes_max)
+        deadlines.extend(deadline, options.request_deadline_s)
         return access.fields(raw.decode("latin-1"))
 
     async def _login(

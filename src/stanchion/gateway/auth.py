@@ -27,7 +27,7 @@ import msgspec
 from stanchion.core.model import TenantId
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid_member
 from stanchion.gateway.route import Route, RouteScope
-from stanchion.services.keys import KeyHolder, Keys
+from stanchion.services.keys import KeyHolder, Keys, TooManyLookups
 from stanchion.wire.admin import Role
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
@@ -109,11 +109,15 @@ class Auth:
                 _unauthenticated("this needs a key: Authorization: Bearer <key>", "")
             )
         found = _BEARER.fullmatch(shown)
-        holder = (
-            None
-            if found is None
-            else await self._keys.holder(_text(found[1]), is_patient=is_patient)
-        )
+        try:
+            holder = (
+                None
+                if found is None
+                else await self._keys.holder(_text(found[1]), is_patient=is_patient)
+            )
+        except TooManyLookups as error:
+            refusal = Refusal(code=Code.OVERLOADED, detail=str(error), retry_after_ms=1_000)
+            raise RequestRefused(refusal) from None
         if holder is None:
             raise RequestRefused(
                 _unauthenticated("this key is not known", ', error="invalid_token"')

@@ -1,7 +1,8 @@
 """Bodies and queries: read within bounds of size and memory, decoded, and checked.
 
 ``Bodies`` reads a body and refuses one that is too large: by its declared length before a byte is
-read, otherwise as soon as it exceeds the limit. (The endpoint limits how long it may take.)
+read, otherwise as soon as it exceeds the limit or its tenant's share of the memory for all bodies.
+(The endpoint limits how long it may take.)
 ``decoded`` returns a body as the route's type, ``read_query`` a query string; both raise
 ``RequestRefused`` with the place of the fault. ``check_value`` bounds the size, depth and integers
 of values that have no schema.
@@ -23,6 +24,7 @@ import msgspec
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonValue
 from stanchion.core.limits import JSON_DEPTH_MAX, LABEL_CHARS_MAX, LABELS_MAX
+from stanchion.core.model import TenantId
 from stanchion.gateway.body_cost import AS_ZEROS, why_costly
 from stanchion.gateway.body_faults import (
     NAMED_CHARS,
@@ -35,6 +37,7 @@ from stanchion.gateway.body_faults import (
     with_whole_numbers,
 )
 from stanchion.gateway.exchange import ClientGone, Message, Receive
+from stanchion.gateway.load import TENANT_SHARE
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid, invalid_member
 from stanchion.gateway.route import Call
@@ -45,39 +48,63 @@ _Result = TypeVar("_Result")
 
 
 class Bodies:
-    """Reads bodies, and bounds the memory of all of them together."""
+    """Reads bodies, and bounds the memory of all of them together, and of each tenant's."""
 
     def __init__(self, options: GatewayOptions) -> None:
         self._options = options
         self._held_bytes = 0
+        self._by_tenant: dict[TenantId, int] = {}
+        self.reading = 0
+        """How many requests wait for their clients to send a body, or the rest of one."""
 
-    async def read(self, receive: Receive, declared: bytes | None) -> bytes:
+    async def read(
+        self,
+        receive: Receive,
+        declared: bytes | None,
+        tenant: TenantId | None,
+        *,
+        bytes_max: int | None = None,
+    ) -> bytes:
         """The whole body. The caller must report its end with ``done``.
 
         Raises ``RequestRefused``, and ``ClientGone`` if the client disconnects.
         """
+        if bytes_max is None:
+            bytes_max = self._options.body_bytes_max
         if declared is not None:
-            self._refuse_declared(declared)
-        message = await _part(receive)
-        first: bytes = message.get("body", b"")
-        if message.get("more_body", False):
-            return await self._rest(receive, first)
-        self._refuse_large(len(first))
-        self._hold(len(first))
+            _refuse_declared(declared, bytes_max)
+        self.reading += 1
+        try:
+            message = await _part(receive)
+            first: bytes = message.get("body", b"")
+            if message.get("more_body", False):
+                return await self._rest(receive, first, tenant, bytes_max)
+        finally:
+            self.reading -= 1
+        _refuse_large(len(first), bytes_max)
+        self._hold(0, len(first), tenant)
         return first
 
-    def done(self, body: bytes) -> None:
-        """A body is no longer in use."""
-        self._held_bytes -= len(body)
+    def done(self, size: int, tenant: TenantId | None) -> None:
+        """A body of this tenant is no longer in use."""
+        self._held_bytes -= size
+        if tenant is not None:
+            left = self._by_tenant.get(tenant, 0) - size
+            if left:
+                self._by_tenant[tenant] = left
+            else:
+                self._by_tenant.pop(tenant, None)
 
-    async def _rest(self, receive: Receive, first: bytes) -> bytes:
+    async def _rest(
+        self, receive: Receive, first: bytes, tenant: TenantId | None, bytes_max: int
+    ) -> bytes:
         body = bytearray(first)
         held = 0
         is_whole = False
         try:
             while True:
-                self._refuse_large(len(body))
-                self._hold(len(body) - held)
+                _refuse_large(len(body), bytes_max)
+                self._hold(held, len(body), tenant)
                 held = len(body)
                 if is_whole:
                     held = 0  # from here on the caller reports it with done
@@ -86,27 +113,39 @@ class Bodies:
                 body += message.get("body", b"")
                 is_whole = not message.get("more_body", False)
         finally:
-            self._held_bytes -= held
+            self.done(held, tenant)
 
-    def _refuse_declared(self, declared: bytes) -> None:
-        if not declared.isdigit():
-            detail = "Content-Length is not a number"
-            raise RequestRefused(Refusal(code=Code.MALFORMED_REQUEST, detail=detail))
-        self._refuse_large(int(declared[:_LENGTH_DIGITS_MAX]))
-
-    def _refuse_large(self, size: int) -> None:
-        if size > self._options.body_bytes_max:
-            detail = f"the body has more than {self._options.body_bytes_max} bytes"
-            raise RequestRefused(Refusal(code=Code.BODY_TOO_LARGE, detail=detail))
-
-    def _hold(self, more_bytes: int) -> None:
-        if self._held_bytes + more_bytes > self._options.bodies_bytes_max:
+    def _hold(self, held: int, size: int, tenant: TenantId | None) -> None:
+        """Count a body of which ``held`` bytes are counted already. Raises ``RequestRefused``."""
+        more, options = size - held, self._options
+        if self._held_bytes + more > options.bodies_bytes_max:
             detail = "too many large bodies at once"
             raise RequestRefused(Refusal(code=Code.OVERLOADED, detail=detail, retry_after_ms=1_000))
-        self._held_bytes += more_bytes
+        if tenant is not None:
+            of_tenant = self._by_tenant.get(tenant, 0)
+            # A single body never exceeds the share.
+            if of_tenant > held and of_tenant + more > options.bodies_bytes_max // TENANT_SHARE:
+                detail = "the tenant has too many large bodies at once"
+                code = Code.TENANT_OVERLOADED
+                raise RequestRefused(Refusal(code=code, detail=detail, retry_after_ms=1_000))
+            self._by_tenant[tenant] = of_tenant + more
+        self._held_bytes += more
 
 
 _LENGTH_DIGITS_MAX: Final = 18
+
+
+def _refuse_declared(declared: bytes, bytes_max: int) -> None:
+    if not declared.isdigit():
+        detail = "Content-Length is not a number"
+        raise RequestRefused(Refusal(code=Code.MALFORMED_REQUEST, detail=detail))
+    _refuse_large(int(declared[:_LENGTH_DIGITS_MAX]), bytes_max)
+
+
+def _refuse_large(size: int, bytes_max: int) -> None:
+    if size > bytes_max:
+        detail = f"the body has more than {bytes_max} bytes"
+        raise RequestRefused(Refusal(code=Code.BODY_TOO_LARGE, detail=detail))
 
 
 async def _part(receive: Receive) -> Message:

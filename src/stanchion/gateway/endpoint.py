@@ -290,8 +290,7 @@ class _RouteRunner:
         if headers.get(b"content-encoding", b"identity") != b"identity":
             detail = "the body must not be compressed"
             raise RequestRefused(Refusal(code=Code.UNSUPPORTED_MEDIA_TYPE, detail=detail))
-        raw = await self._state.bodies.read(exchange.receive, headers.get(b"content-length"))
-        place.hold(raw)
+        raw = await place.read_body(exchange)
         if self._decoder is None:
             return self._call(exchange, caller, query, raw, raw)
         if not raw and route.takes is Takes.JSON_OR_NOTHING:
@@ -301,11 +300,12 @@ class _RouteRunner:
         self._state.work.check(exchange.tenant)
         checking = refuse_costly(raw)
         is_checked = False
+        until_s = self._state.heavy.patience_ends_s()
         while not is_checked:
-            await self._state.heavy.take()
+            await self._state.heavy.take(until_s)
             with self._state.work.measured(exchange.tenant):
                 is_checked = next(checking, True) is True
-        await self._state.heavy.take()
+        await self._state.heavy.take(until_s)
         with self._state.work.measured(exchange.tenant):
             body = decoded(raw, self._decoder, is_checked=True)
             return self._call(exchange, caller, query, raw, body)

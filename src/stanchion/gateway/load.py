@@ -30,9 +30,11 @@ from stanchion.gateway.route import Route
 from stanchion.wire.problems import Code
 
 if TYPE_CHECKING:
+    from stanchion.gateway.body import Bodies
+    from stanchion.gateway.exchange import Exchange
     from stanchion.gateway.state import GatewayState
 
-WAIT_S_MAX: Final = 0.05
+WAIT_S_MAX: Final = 0.03
 PLACE_WAIT_S_MAX: Final = 0.4
 """Below the half second that a start may take beyond its wait budget."""
 PLACE_HELD_S_MAX: Final = 0.1
@@ -151,7 +153,7 @@ class HeavyRequests:
 
     Decoding and checking a large body blocks the event loop for milliseconds, and several in a row
     would delay every request behind them. So each waits until the requests before it are answered,
-    for at most ``WAIT_S_MAX``: on a busy server it is decoded after that time.
+    for at most ``WAIT_S_MAX`` in all: on a busy server it is decoded after that time.
 
     The store call of a heavy request takes milliseconds too. With one per tenant at a time, other
     tenants' calls wait for one of them and not for all. A request that itself waits, for a lock or
@@ -160,8 +162,9 @@ class HeavyRequests:
     for one longer than ``PLACE_WAIT_S_MAX``, and workers' requests have a place of their own.
     """
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, bodies: Bodies) -> None:
         self._load = load
+        self._bodies = bodies
         self._turn = asyncio.Lock()
         self._rest_until_s = 0.0
         self._waiting = 0
@@ -194,14 +197,19 @@ class HeavyRequests:
             timer.cancel()
             give_back()
 
-    async def take(self) -> None:
+    @staticmethod
+    def patience_ends_s() -> float:
+        """Until when a request that asks now gives way to others, in all its turns together."""
+        return asyncio.get_running_loop().time() + WAIT_S_MAX
+
+    async def take(self, until_s: float) -> None:
         """Wait for a turn. It ends by itself at the caller's next await that blocks."""
         loop = asyncio.get_running_loop()
         self._waiting += 1
         try:
             await self._turn.acquire()
             try:
-                await self._quiet(loop.time() + WAIT_S_MAX)
+                await self._quiet(until_s)
             finally:
                 # The loop runs this callback after the caller has decoded its body and awaits.
                 loop.call_soon(self._end_turn, loop.time())
@@ -216,27 +224,31 @@ class HeavyRequests:
     async def _quiet(self, until_s: float) -> None:
         """Wait until as many requests have ended as were under way when the turn began.
 
-        If there are other requests, also pause for as long as the last turn took.
+        If there are other requests, also pause for as long as the last turn took. Those whose body
+        has not come yet do not count: a client that does not send it would delay all large bodies.
         """
         loop, load = asyncio.get_running_loop(), self._load
-        ended = load.ended + load.requests - self._waiting
+        ended = load.ended + self._others()
         while loop.time() < until_s and (  # noqa: ASYNC110 - an event would cost small requests time
-            load.ended < ended
-            or (load.requests > self._waiting and loop.time() < self._rest_until_s)
+            load.ended < ended or (self._others() > 0 and loop.time() < self._rest_until_s)
         ):
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _others(self) -> int:
+        """How many requests are being handled now."""
+        return self._load.requests - self._waiting - self._bodies.reading
 
 
 class RequestPlace:
     """One request in the counters: as a request, later perhaps as a wait, with its body."""
 
-    __slots__ = ("_bodies", "_body", "_kind", "_load", "_tenant")
+    __slots__ = ("_bodies", "_body_bytes", "_kind", "_load", "_tenant")
 
     def __init__(self, state: GatewayState) -> None:
         self._load = state.load
         self._bodies = state.bodies
         self._tenant: TenantId | None = None
-        self._body: bytes | None = None
+        self._body_bytes = 0
         self._kind = LoadKind.REQUESTS
 
     def __enter__(self) -> Self:
@@ -248,9 +260,14 @@ class RequestPlace:
         self._load.begin_for(self._kind, tenant)
         self._tenant = tenant
 
-    def hold(self, body: bytes) -> None:
-        """Note the body that was read, so that its memory is counted until the end."""
-        self._body = body
+    async def read_body(self, exchange: Exchange, *, bytes_max: int | None = None) -> bytes:
+        """The request's body. Its memory is counted until the end. Raises ``RequestRefused``."""
+        declared = exchange.headers.get(b"content-length")
+        body = await self._bodies.read(
+            exchange.receive, declared, self._tenant, bytes_max=bytes_max
+        )
+        self._body_bytes = len(body)
+        return body
 
     def only_wait(self) -> None:
         """Count it as a wait from now on, and no longer as a request. Raises ``RequestRefused``."""
@@ -259,8 +276,8 @@ class RequestPlace:
         self._kind = LoadKind.WAITS
 
     def __exit__(self, *_error: object) -> None:
-        if self._body is not None:
-            self._bodies.done(self._body)
+        if self._body_bytes:
+            self._bodies.done(self._body_bytes, self._tenant)
         self._load.end(self._kind)
         if self._tenant is not None:
             self._load.end_for(self._kind, self._tenant)
@@ -294,7 +311,7 @@ def _end(load: Load, kind: LoadKind, tenant: TenantId | None) -> None:
 
 
 TENANT_SHARE: Final = 4
-"""One tenant's answers may use one part in this many of the memory for large answers."""
+"""One tenant may use one part in this many of the memory for bodies, or for large answers."""
 TURN_BYTES: Final = 512 * 1024
 """Bytes of large answers written in one iteration of the event loop; one answer always fits."""
 _PAUSE: Final = 3.0

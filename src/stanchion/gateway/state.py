@@ -55,7 +55,7 @@ class GatewayState:
         self.bodies = Bodies(options)
         self.answers = LargeAnswers(options.answers_bytes_max)
         self.load = Load(options, services.registry, services.entropy.unit)
-        self.heavy = HeavyRequests(self.load)
+        self.heavy = HeavyRequests(self.load, self.bodies)
         self.replays = asyncio.Lock()
         """Held while a stream encodes a part of old events."""
         self.deadlines = Deadlines(sweep_s=_SWEEP_S)

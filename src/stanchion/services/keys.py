@@ -59,6 +59,11 @@ _GRACE_S: Final = 0.02
 _USE_WRITTEN_MS: Final = 60_000
 """The time of a key's last use is written at most this often."""
 _KNOWN_MAX: Final = 4_096
+_UNKNOWN_MAX: Final = 1_024
+"""Ids without a key are kept apart: somebody who guesses keys must not displace good ones."""
+_LOOKUPS_MAX: Final = 512
+"""Ids that are not kept and are looked up at a time. Otherwise somebody who guesses keys could have
+as many requests under way as the server allows."""
 _TRIES_MAX: Final = 10
 """Lost compare-and-set races in a row before ``revoke`` fails."""
 _KIND: Final = "key"
@@ -115,6 +120,10 @@ class KeyHolder(msgspec.Struct, frozen=True):
     """``None`` without keys, and for the admin key of the process's environment."""
 
 
+class TooManyLookups(BackendUnavailable):
+    """Too many keys that this replica does not know are being looked up."""
+
+
 class _Known(msgspec.Struct, frozen=True):
     record: ApiKeyRecord | None
     read_at: Moment
@@ -135,11 +144,13 @@ class Keys:
         self._entropy = entropy
         self._admin_hash = None if admin_key is None else _hash(admin_key)
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._unknown: OrderedDict[str, _Known] = OrderedDict()
         self._uses_written: OrderedDict[str, Instant] = OrderedDict()
         self._any: bool | None = True if admin_key is not None else None
         self._any_read_at = Moment(0)
         self._failed_at: Moment | None = None
         self._asking: dict[str, asyncio.Task[Any]] = {}
+        self._lookups = 0
 
     @property
     def is_any_known(self) -> bool:
@@ -185,7 +196,7 @@ class Keys:
     async def holder(self, key: str, *, is_patient: bool = True) -> KeyHolder | None:
         """The role and tenant of a key; ``None`` if it is invalid or revoked.
 
-        Raises ``BackendError``.
+        Raises ``BackendError``, also ``TooManyLookups``.
         """
         if self._admin_hash is not None and hmac.compare_digest(_hash(key), self._admin_hash):
             return ADMIN_HOLDER
@@ -322,13 +333,19 @@ class Keys:
 
     async def _record(self, key_id: str, *, is_patient: bool) -> ApiKeyRecord | None:
         now = self._clock.moment()
-        known = self._known.get(key_id, _NOBODY_KNOWN)
+        known = self._known.get(key_id) or self._unknown.get(key_id, _NOBODY_KNOWN)
         if now - known.read_at < BELIEVED_MS:
             if now - known.read_at >= READ_AGAIN_MS and not self._is_store_away(now):
                 _ = self._ask(key_id, lambda: self._read(key_id, now))
             return known.record
         if self._is_store_away(now):
             return self._last_word(known, now)
+        if known.record is None and key_id not in self._asking:
+            if self._lookups >= _LOOKUPS_MAX:
+                raise TooManyLookups("too many unknown keys are being looked up")
+            self._lookups += 1
+            asking = self._ask(key_id, lambda: self._read(key_id, now))
+            asking.add_done_callback(self._looked_up)
         try:
             age_ms = None if known.record is None else now - known.read_at
             within_s = _patience_s(age_ms, is_patient=is_patient)
@@ -376,6 +393,9 @@ class Keys:
             asking.add_done_callback(lambda done: self._asked(name, done))
         return asking
 
+    def _looked_up(self, _: asyncio.Task[Any]) -> None:
+        self._lookups -= 1
+
     def _asked(self, name: str, asking: asyncio.Task[Any]) -> None:
         del self._asking[name]
         if not asking.cancelled():
@@ -411,19 +431,26 @@ class Keys:
         if written is None:
             return False
         self._known.pop(key_id, None)
+        self._unknown.pop(key_id, None)
         self._remember(key_id, record, self._clock.moment(), written.revision)
         return True
 
     def _remember(
         self, key_id: str, record: ApiKeyRecord | None, now: Moment, revision: int
     ) -> None:
-        newer = self._known.get(key_id)
+        newer = self._known.get(key_id) or self._unknown.get(key_id)
         if newer is not None and newer.read_at >= now:
             return
-        self._known[key_id] = _Known(record, now, revision)
-        self._known.move_to_end(key_id)
-        if len(self._known) > _KNOWN_MAX:
-            self._known.popitem(last=False)
+        kept, other, most = (
+            (self._unknown, self._known, _UNKNOWN_MAX)
+            if record is None
+            else (self._known, self._unknown, _KNOWN_MAX)
+        )
+        other.pop(key_id, None)
+        kept[key_id] = _Known(record, now, revision)
+        kept.move_to_end(key_id)
+        if len(kept) > most:
+            kept.popitem(last=False)
 
     def _is_store_away(self, now: Moment) -> bool:
         return self._failed_at is not None and now - self._failed_at < _ASK_AGAIN_MS

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import to_builtins
 
 from stanchion.core.audit import redacted
-from stanchion.core.faults import WorkflowFaults
+from stanchion.core.faults import Fault, WorkflowFaults
 from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import RunId, StepId, WorkflowId
 from stanchion.core.queue import ANY_PLACE, PRIORITY_DEFAULT, QueueRequest
@@ -214,11 +214,13 @@ async def _started_batch(call: Call[RawBatch, NoQuery]) -> Reply | Refusal:
     if is_unknown:
         return not_found("workflow")
     begun: dict[int, RunStarted] = {}
+    room = _BATCH_FAULTS
     for index, answer in zip(rows, answers, strict=True):
         if isinstance(answer, RunStarted):
             begun[index] = answer
         else:
-            refusals[index] = _not_started(answer)
+            refusals[index] = _not_started(_with_faults(answer, max(1, room)))
+            room -= len(refusals[index].errors)
             note_refusal(
                 call.services,
                 refusals[index],
@@ -238,6 +240,14 @@ async def _started_batch(call: Call[RawBatch, NoQuery]) -> Reply | Refusal:
             )
         )
     )
+
+
+def _with_faults(answer: NotStarted, most: int) -> NotStarted:
+    """The answer with so many faults at most: each row may have a hundred long ones."""
+    if isinstance(answer, InvalidInput | WorkflowFaults) and len(answer.faults) > most:
+        left_out = Fault("", f"more faults are left out: {len(answer.faults) - most}")
+        return msgspec.structs.replace(answer, faults=(*answer.faults[:most], left_out))
+    return answer
 
 
 def _plain_rows(texts: Sequence[bytes]) -> list[StartRow] | None:
@@ -306,6 +316,8 @@ def _batch_key(call: Call[RawBatch, NoQuery], index: int, row: BatchRow) -> str:
     return key
 
 
+_BATCH_FAULTS: Final = 1_000
+"""Faults of all rows of a batch that are listed; after them, the first of each row."""
 _PIECE_S: Final = 0.001
 """Work on the rows of a batch for this long, then let other requests have the event loop."""
 _KEY_CHARS_MAX: Final = 255
