@@ -446,7 +446,7 @@ async def test_half_a_login_form_takes_nothing_from_others(world: ConsoleHouse) 
     ended = [each.result() for each in half if each.done()]
     assert {each.status for each in ended} == {503}
     assert state.load.requests <= 128
-    large = [b"key=" + b"k" * 40_000, Stuck]
+    large: list[bytes | type[Stuck]] = [b"key=" + b"k" * 40_000, Stuck]
     refused = await house.ask("POST", "/console/login", headers=SAME_SITE, parts=large)
     assert refused.status == 413
     for each in half:
@@ -457,6 +457,6 @@ async def test_half_a_login_form_takes_nothing_from_others(world: ConsoleHouse) 
 
 async def test_a_form_that_does_not_come_is_not_waited_for() -> None:
     async with opened_console(body_timeout_s=0.05) as console:
-        parts = [b"key=", Stuck]
+        parts: list[bytes | type[Stuck]] = [b"key=", Stuck]
         answer = await console.house.ask("POST", "/console/login", headers=SAME_SITE, parts=parts)
         assert answer.status == 503
