@@ -9,9 +9,9 @@ can. A page names a route by its method and template, as the reference does.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -38,6 +38,7 @@ from stanchion.services.keys import KeyHolder
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
 
+_Made = TypeVar("_Made")
 _BY_NAME: Final = {f"{route.method} {route.path}": route for route in ROUTES}
 
 
@@ -73,6 +74,12 @@ class Api:
             tenant=tenant if self._holder.tenant == ALL_TENANTS else self._tenant,
             request_id=self._request_id,
         )
+
+    async def charged(self, make: Callable[[], _Made]) -> _Made:
+        """Make something that takes milliseconds: the viewer's tenant pays, others get a turn."""
+        tenant = self._holder.tenant
+        whose = None if tenant == ALL_TENANTS else TenantId(tenant)
+        return await self._state.work.done(whose, make)
 
     def allows(self, name: str) -> bool:
         """Whether the viewer may use this route, such as ``GET /v1/runs``, if there is one."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -376,9 +376,13 @@ class Console:
         template = await self._templates.get(page.template)
         title = data.get("title", page.title)
         shown = {**common, "page": page, "seen": seen, **data, "title": title}
-        # A tenant pays for the rendering of its pages, as for the rest of its work.
-        with nullcontext() if tenant is None else self._state.work.measured(TenantId(tenant)):
-            return view.status, template.render(shown)
+        # A tenant pays for the rendering of its pages, as for the rest of its work. The parts of a
+        # large page are made in turn with the work of others.
+        parts = template.generate(shown)
+        whole = await self._state.work.done_each(
+            None if tenant is None else TenantId(tenant), str, parts
+        )
+        return view.status, "".join(whole)
 
     async def _common(
         self, exchange: Exchange, visitor: Visitor | None, view: View | None, layout: str

@@ -118,6 +118,11 @@ class View:
     """Figures of all tenants over the last half hour, for a viewer who may see them."""
     alarms: tuple[Alarm, ...] = ()
     """What is wrong with the deployment now."""
+
+    async def made(self, make: Callable[[], _Typed]) -> _Typed:
+        """Make a part of the page that may take milliseconds; the viewer's tenant pays for it."""
+        return await self.api.charged(make)
+
     problem: Refusal | None = None
     """Why the API refused what the form asked for."""
     status: int = 200

@@ -10,8 +10,9 @@ A status is shown by colour, by a sign and by a word; the kind of a step by its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -22,6 +23,10 @@ from stanchion.console.text import shortened, visible
 StepKind: TypeAlias = Literal["job", "for_each", "approval", "delay", "subworkflow"]
 
 STEPS_MAX: Final = 1_000
+EDGES_MAX: Final = 400
+"""Edges of one graph. If there are more, those that others imply are left out first."""
+_CROSSED_MAX: Final = 1_000
+"""Columns that all edges of a graph cross by placeholders; further edges go straight."""
 _WIDTH, _HEIGHT = 184.0, 54.0
 _COLUMN_GAP, _ROW_GAP = 46.0, 16.0
 _PADDING, _HEADER = 14.0, 30.0
@@ -87,9 +92,12 @@ def _graph(steps: Sequence[GraphStep], label: str) -> tuple[float, Markup]:
     for step in known.values():
         parent = step.parent if step.parent in known and step.parent != step.id else None
         children.setdefault(parent, []).append(step)
-    layout = _laid_out(children, None)
+    room = _Room()
+    layout = _laid_out(children, None, room)
     width, height = layout.width + 2 * _MARGIN, layout.height + 2 * _MARGIN
     drawn = _drawn(layout, _MARGIN, _MARGIN)
+    if room.left_out:
+        label = f"{label}; {room.left_out:,} of their dependencies are not drawn"
     svg = Markup(  # noqa: S704 - made of numbers, class names and escaped text
         f'<svg class="step-graph" width="{width:.0f}" height="{height:.0f}"'
         f' viewBox="0 0 {width:.0f} {height:.0f}" role="group"'
@@ -129,11 +137,22 @@ class _Layout:
     height: float
 
 
-def _laid_out(children: Mapping[str | None, Sequence[GraphStep]], parent: str | None) -> _Layout:
+@dataclass(slots=True)
+class _Room:
+    """How much more of a graph may be drawn: a workflow may have ten thousand dependencies."""
+
+    edges: int = EDGES_MAX
+    crossed: int = _CROSSED_MAX
+    left_out: int = 0
+
+
+def _laid_out(
+    children: Mapping[str | None, Sequence[GraphStep]], parent: str | None, room: _Room
+) -> _Layout:
     steps = children.get(parent, ())
     nodes: dict[str, _Node] = {}
     for step, column in _columns(steps):
-        inner = _laid_out(children, step.id) if step.id in children else None
+        inner = _laid_out(children, step.id, room) if step.id in children else None
         width = _WIDTH if inner is None else max(_WIDTH, inner.width + 2 * _PADDING)
         height = _HEIGHT if inner is None else inner.height + _HEADER + _PADDING
         nodes[step.id] = _Node(step, column, width, height, inner)
@@ -142,10 +161,13 @@ def _laid_out(children: Mapping[str | None, Sequence[GraphStep]], parent: str | 
     ]
     for node in nodes.values():
         columns[node.column].append(node)
-        assert node.step is not None
-        for needed in dict.fromkeys(node.step.needs):
-            if needed in nodes and nodes[needed].column < node.column:
-                _connect(nodes[needed], node, columns)
+    edges = _edges(nodes)
+    if len(edges) > room.edges:
+        edges = _not_implied(edges)
+    room.left_out += max(0, len(edges) - room.edges)
+    for begin, end in edges[: room.edges]:
+        _connect(begin, end, columns, room)
+    room.edges -= min(room.edges, len(edges))
     _reduce_crossings(columns)
     _place(columns)
     lefts, x = [], 0.0
@@ -179,10 +201,45 @@ def _columns(steps: Sequence[GraphStep]) -> list[tuple[GraphStep, int]]:
     return [(step, found[step.id]) for step in steps]
 
 
-def _connect(begin: _Node, end: _Node, columns: list[list[_Node]]) -> None:
-    """An edge, with a placeholder in each column that it crosses."""
-    last = begin
-    for column in range(begin.column + 1, end.column):
+def _edges(nodes: Mapping[str, _Node]) -> list[tuple[_Node, _Node]]:
+    """All edges, in the order of the steps that they lead to."""
+    return [
+        (nodes[needed], node)
+        for node in nodes.values()
+        for needed in dict.fromkeys(() if node.step is None else node.step.needs)
+        if needed in nodes and nodes[needed].column < node.column
+    ]
+
+
+def _not_implied(edges: Sequence[tuple[_Node, _Node]]) -> list[tuple[_Node, _Node]]:
+    """The edges without those that follow from others: from a to c, if a leads to b and b to c."""
+    bits: dict[int, int] = {}
+    """A number with a bit for each step that leads to this one; the highest is the step's own."""
+    kept = []
+    for end, begins in sorted(_by_end(edges), key=lambda each: each[0].column):
+        above = 0
+        for begin in sorted(begins, key=lambda each: -each.column):
+            own = bits.setdefault(id(begin), 1 << len(bits))
+            if not above >> (own.bit_length() - 1) & 1:
+                kept.append((begin, end))
+                above |= own
+        bits[id(end)] = (1 << len(bits)) | above
+    return kept
+
+
+def _by_end(edges: Sequence[tuple[_Node, _Node]]) -> Iterable[tuple[_Node, list[_Node]]]:
+    found: dict[int, tuple[_Node, list[_Node]]] = {}
+    for begin, end in edges:
+        found.setdefault(id(end), (end, []))[1].append(begin)
+    return found.values()
+
+
+def _connect(begin: _Node, end: _Node, columns: list[list[_Node]], room: _Room) -> None:
+    """An edge, with a placeholder in each column that it crosses while there is room for them."""
+    last, crossed = begin, end.column - begin.column - 1
+    is_straight = crossed > room.crossed
+    room.crossed -= 0 if is_straight else crossed
+    for column in () if is_straight else range(begin.column + 1, end.column):
         between = _Node(None, column, 0.0, 4.0)
         columns[column].append(between)
         last.after.append(between)
@@ -207,7 +264,9 @@ def _sort(column: list[_Node], columns: list[list[_Node]], *, is_forward: bool) 
     place = {id(node): place for place, node in enumerate(columns[number])}
     keys: dict[int, float] = {}
     for own, node in enumerate(column):
-        near = node.before if is_forward else node.after
+        # A straight edge comes from a column further away.
+        neighbours = node.before if is_forward else node.after
+        near = [each for each in neighbours if id(each) in place]
         keys[id(node)] = sum(place[id(each)] for each in near) / len(near) if near else float(own)
     column.sort(key=lambda node: keys[id(node)])
 
@@ -238,24 +297,21 @@ def _wanted(node: _Node, *, is_forward: bool) -> float:
 
 def _spread(column: Sequence[_Node], wanted: Sequence[float]) -> None:
     """Place the nodes where they want to be; blocks that would overlap share the difference."""
-    blocks: list[tuple[list[_Node], float]] = []
+    blocks: list[tuple[int, float, float]] = []
+    """Of each block the number of its nodes, its height with the gap below it, and its top."""
     for node, y in zip(column, wanted, strict=True):
-        block, top = [node], y
-        while blocks and _bottom(*blocks[-1]) + _ROW_GAP > top:
-            above, above_top = blocks.pop()
-            size = sum(each.height + _ROW_GAP for each in above)
+        count, size, top = 1, node.height + _ROW_GAP, y
+        while blocks and blocks[-1][2] + blocks[-1][1] > top:
+            above, above_size, above_top = blocks.pop()
             # The mean of what the members of both blocks want, weighted by their number.
-            top = (above_top * len(above) + (top - size) * len(block)) / (len(above) + len(block))
-            block = [*above, *block]
-        blocks.append((block, top))
-    for block, top in blocks:
+            top = (above_top * above + (top - above_size) * count) / (above + count)
+            count, size = above + count, above_size + size
+        blocks.append((count, size, top))
+    nodes = iter(column)
+    for count, _, top in blocks:
         y = top
-        for node in block:
+        for node in islice(nodes, count):
             node.y, y = y, y + node.height + _ROW_GAP
-
-
-def _bottom(block: Sequence[_Node], top: float) -> float:
-    return top + sum(node.height for node in block) + _ROW_GAP * (len(block) - 1)
 
 
 # ── Drawing ──────────────────────────────────────────────────────────────────────────────────────

@@ -231,6 +231,10 @@ class TenantWorkBudget:
             return 0.0  # without a look at the clock: every request asks, most of them twice
         return self.allowance.wait_ms(account.full_at_ms, now_ms=self._clock.moment())
 
+    def _charge(self, tenant: TenantId | None, seconds: float) -> None:
+        if tenant is not None:
+            self.charge(tenant, seconds)
+
     def charge(self, tenant: TenantId, seconds: float) -> None:
         """Charge processor time, measured or estimated, to a tenant.
 
@@ -274,19 +278,22 @@ class TenantWorkBudget:
         """Charge the processor time of the body. The body must not await."""
         return _Measured(self, tenant)
 
-    async def done(self, tenant: TenantId, work: Callable[[], _Result]) -> _Result:
-        """Do a piece of work here and charge it; after a long one, yield to the event loop."""
+    async def done(self, tenant: TenantId | None, work: Callable[[], _Result]) -> _Result:
+        """Do a piece of work here and charge it; after a long one, yield to the event loop.
+
+        Work for the operator of all tenants is charged to none.
+        """
         begun_s = self.stopwatch.wall_s()
         try:
             return work()
         finally:
             spent_s = self.stopwatch.since(begun_s)
-            self.charge(tenant, spent_s)
+            self._charge(tenant, spent_s)
             if spent_s > _PIECE_S:
                 await asyncio.sleep(0)
 
     async def done_each(
-        self, tenant: TenantId, work: Callable[[_Item], _Result], items: Iterable[_Item]
+        self, tenant: TenantId | None, work: Callable[[_Item], _Result], items: Iterable[_Item]
     ) -> list[_Result]:
         """Like ``done`` for each of the items, in pieces: the event loop is not held for long."""
         results: list[_Result] = []
@@ -295,10 +302,10 @@ class TenantWorkBudget:
         for item in items:
             results.append(work(item))
             if wall_s() - begun_s > _PART_S:
-                self.charge(tenant, self.stopwatch.since(begun_s))
+                self._charge(tenant, self.stopwatch.since(begun_s))
                 await asyncio.sleep(0)
                 begun_s = wall_s()
-        self.charge(tenant, self.stopwatch.since(begun_s))
+        self._charge(tenant, self.stopwatch.since(begun_s))
         return results
 
     def refusal(self, tenant: TenantId, detail: str, wait_ms: float) -> TenantOverloaded:

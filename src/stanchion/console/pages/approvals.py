@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 from markupsafe import Markup
@@ -124,7 +125,10 @@ async def inbox(view: View) -> Data:
     """The decisions that wait, oldest first, each with what it is about."""
     page = await view.api.get("/v1/approvals", limit=_LIMIT, cursor=view.query.get("cursor"))
     # One after the other: the outputs of all of them together may be large.
-    forms = [DecisionForm.of(view, row, await _run(view, row)) for row in page.approvals]
+    forms = [
+        await view.made(partial(DecisionForm.of, view, row, await _run(view, row)))
+        for row in page.approvals
+    ]
     may_see_workflows = view.api.allows("GET /v1/workflows/{workflow_id}")
     return {"decisions": forms, "cursor": page.cursor, "may_see_workflows": may_see_workflows}
 

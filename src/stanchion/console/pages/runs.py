@@ -121,12 +121,14 @@ async def show_run(view: View) -> Data:
     why = await _why(view, run)
     unleased = _unleased(why)
     spans = with_waits(spans_of(entries), unleased)
-    chart = gantt(
-        with_ends(spans, run.steps, begin=run.created_at),
-        list(run.steps),
-        begin=run.created_at,
-        end=run.finished_at or now,
-        hrefs=hrefs,
+    chart = await view.made(
+        lambda: gantt(
+            with_ends(spans, run.steps, begin=run.created_at),
+            list(run.steps),
+            begin=run.created_at,
+            end=run.finished_at or now,
+            hrefs=hrefs,
+        )
     )
     return {
         "title": f"Run {run.run_id}",
@@ -136,12 +138,12 @@ async def show_run(view: View) -> Data:
         "entries": entries,
         "has_more_entries": timeline.cursor is not None,
         "gantt": chart,
-        "graph": _graph(run, needs, kinds, hrefs, unleased),
+        "graph": await view.made(lambda: _graph(run, needs, kinds, hrefs, unleased)),
         "why": why,
         "remedy_for": lambda remedy: remedy_for(remedy, whose),
         "decisions": await _decisions(view, run),
         "steps": list(run.steps.items())[:_STEPS_SHOWN],
-        "large": _too_large(run),
+        "large": await view.made(lambda: _too_large(run)),
         "may_cancel": api.allows("POST /v1/runs/{run_id}/cancel") and run.finished_at is None,
         "may_rerun": api.allows("POST /v1/runs/{run_id}/rerun") and run.finished_at is not None,
         "may_replay": api.allows("POST /v1/admin/dead-letters/{letter_id}/replay"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from typing import Any, Final
 
 from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, View
@@ -54,7 +55,7 @@ async def show_shared(view: View) -> Data:
     cursor = view.query.get("cursor")
     uses = await api.get(f"{path}/usage", view.params, limit=_LIMIT, cursor=cursor)
     return {
-        **_shown(newest, shown),
+        **await view.made(partial(_shown, newest, shown)),
         "title": f"Shared workflow {shown.id}",
         "runs": None,
         "uses": uses.tenants,
@@ -92,9 +93,9 @@ async def show_workflow(view: View) -> Data:
         shown = await api.get(path, view.params, version=version)
     runs = await api.get("/v1/runs", workflow_id=name, limit=_RUNS)
     return {
-        **_shown(newest, shown),
+        **await view.made(partial(_shown, newest, shown)),
         "title": f"Workflow {name}",
-        "form": _form(view, newest.definition),
+        "form": await view.made(partial(_form, view, newest.definition)),
         "key": view.form.get("key") or secrets.token_hex(16),
         "runs": runs.runs,
         "uses": None,
