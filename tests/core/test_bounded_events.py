@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 
 from stanchion.core import limits
-from stanchion.core.events import Approved, AttemptSucceeded, Event, JobReturned, Started
-from stanchion.core.json_value import JsonObject
+from stanchion.core.events import (
+    Approved,
+    AttemptSucceeded,
+    Event,
+    JobReturned,
+    Started,
+    Timer,
+    TimerFired,
+    TimerKind,
+)
+from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import (
     Instant,
     JobId,
@@ -21,11 +30,20 @@ from stanchion.core.model import (
     place_of,
 )
 from stanchion.core.plan import Plan, link
-from stanchion.core.run import DecisionTooLong, decide, decide_all, evolve, items_to_read
-from stanchion.core.transition import Transition
+from stanchion.core.run import (
+    DecisionTooLong,
+    decide,
+    decide_all,
+    evolve,
+    items_to_read,
+    start_like,
+    starts_are_alike,
+)
+from stanchion.core.transition import DispatchJob, Transition
 from stanchion.core.workflow import (
     ApprovalSpec,
     ForEachSpec,
+    ForEachWorkflowSpec,
     JobSpec,
     StepSpec,
     SubworkflowSpec,
@@ -67,6 +85,85 @@ def succeeded(step: str, *, item: int | None = None, output: object = None) -> A
 
 def failures(transition: Transition) -> int:
     return sum(step.status is StepStatus.FAILED for step in transition.steps.values())
+
+
+BIG: JsonObject = {"big": "y" * 200_000, "l": list(range(1_000))}
+
+
+def test_inputs_that_select_the_same_large_value_are_bounded_together() -> None:
+    # Each job has its own copy: 200 of them were 40 MB in one transaction of the store.
+    steps = {f"s{number}": JobSpec(topic=TOPIC, input="${input.big}") for number in range(200)}
+    plan = planned(**steps)
+    transition = decide(plan, pending(BIG), Started(), NOW)
+    assert failures(transition) == 200 - limits.EVENT_INPUT_BYTES_MAX // 200_002
+    error = transition.steps[StepId("s199")].error
+    assert error is not None
+    assert "inputs of the jobs that begin together are too large" in error.message
+    # A start that is made from another one has the same bound, and is decided by itself then.
+    small = decide(plan, pending({"big": "y"}), Started(), NOW)
+    assert starts_are_alike(plan, small)
+    assert start_like(plan, small, pending(BIG)) is None
+    assert start_like(plan, small, pending({"big": "y" * 80_000})) is not None
+    assert start_like(plan, small, pending({"big": "y" * 80_000}), work_max=1_000) is None
+    with pytest.raises(DecisionTooLong):
+        decide_all(plan, pending({"big": "y" * 80_000}), (Started(),), NOW, work_max=1_000)
+
+
+@pytest.mark.parametrize("given", ["${input.big}", {"doc": "${input.big}"}])
+def test_items_that_select_the_same_large_value_are_bounded_together(given: JsonValue) -> None:
+    each = ForEachSpec(topic=TOPIC, for_each="${input.l}", input=given)
+    transition = decide(planned(each=each), pending(BIG), Started(), NOW)
+    error = transition.steps[StepId("each")].error
+    assert error is not None
+    assert "too large" in error.message
+    assert not transition.items
+    assert not any(isinstance(each, DispatchJob) for each in transition.effects)
+
+
+def test_items_of_many_steps_begin_a_few_at_a_time() -> None:
+    inner = Workflow(
+        id=WorkflowId("inner"),
+        steps={StepId(f"s{number}"): JobSpec(topic=TOPIC, input={}) for number in range(100)},
+    )
+    each = ForEachWorkflowSpec(workflow=inner.id, for_each="${input.l}", input={})
+    outer = Workflow(id=WorkflowId("w"), steps={StepId("each"): each})
+    plan = link(outer, {inner.id: inner})
+    assert isinstance(plan, Plan)
+    run = pending({"l": list(range(100))})
+    events: list[Event] = [Started(), *[fired_items()] * 40]
+    for event in events:
+        transition = decide(plan, run, event, NOW)
+        jobs = sum(isinstance(each, DispatchJob) for each in transition.effects)
+        assert jobs <= 300  # all 10,000 began at once
+        run = evolve(run, transition)
+    counts = run.steps[StepId("each")].items
+    assert counts is not None
+    assert counts.pending == 0
+
+
+def fired_items() -> TimerFired:
+    return TimerFired(timer=Timer(TimerKind.ITEMS, StepId("each")))
+
+
+def test_large_inputs_of_steps_in_items_begin_a_few_at_a_time() -> None:
+    steps: dict[StepId, StepSpec] = {StepId("a"): JobSpec(topic=TOPIC, input="${input}")}
+    inner = Workflow(id=WorkflowId("inner"), steps=steps)
+    each = ForEachWorkflowSpec(
+        workflow=inner.id, for_each="${input.l}", input={"n": "${item}", "d": "${input.big}"}
+    )
+    outer = Workflow(id=WorkflowId("w"), steps={StepId("each"): each})
+    plan = link(outer, {inner.id: inner})
+    assert isinstance(plan, Plan)
+    run = pending({"big": "y" * 200_000, "l": list(range(70))})
+    events: list[Event] = [Started(), *[fired_items()] * 10]
+    for event in events:
+        transition = decide(plan, run, event, NOW)
+        jobs = [each.job for each in transition.effects if isinstance(each, DispatchJob)]
+        assert len(jobs) * 200_000 < limits.EVENT_INPUT_BYTES_MAX
+        run = evolve(run, transition)
+    counts = run.steps[StepId("each")].items
+    assert counts is not None
+    assert (counts.pending, counts.failed) == (0, 0)
 
 
 def test_two_hundred_dear_conditions_share_what_one_event_may_work() -> None:

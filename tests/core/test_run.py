@@ -1217,7 +1217,8 @@ def test_an_output_is_measured_once_however_many_steps_there_are(
     world = started(workflow(**{f"s{n}": job() for n in range(50)}))
     for n in range(49):
         world.succeed(f"s{n}", n)
-    assert measured == list(range(49))
+    outputs = [each for each in measured if each != {}]  # those are the inputs of jobs
+    assert outputs == list(range(49))
     if is_old:  # a run that was written before steps kept the size
         steps = {name: replace(step, output_bytes=0) for name, step in world.run.steps.items()}
         world.run = replace(world.run, steps=steps)

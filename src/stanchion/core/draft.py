@@ -90,6 +90,14 @@ class _Done(NamedTuple):
 _NOTHING: Final = _Done(None, 0)
 
 
+INPUT_BYTES_PER_WORK: Final = 64
+"""To encode so much of an input takes as long as a unit of work."""
+INPUTS_TOO_LARGE: Final = (
+    "the inputs of the jobs that begin together are too large: more than"
+    f" {limits.EVENT_INPUT_BYTES_MAX} bytes"
+)
+
+
 class DecisionTooLong(Exception):
     """The decision exceeds ``work_max``. The caller may decide again with a higher limit."""
 
@@ -102,6 +110,9 @@ class _Decision:
         self.timeline: list[TimelineEntry] = []
         self.work_left = limits.EVENT_WORK_MAX
         """Of the event, in the units of ``EvaluationBudget``."""
+        self.input_bytes_left = limits.EVENT_INPUT_BYTES_MAX
+        self.inputs_taken = 0
+        """How many jobs and items have begun in the event."""
         self.work_done = 0
         self.work_max = float("inf") if work_max is None else work_max
 
@@ -170,10 +181,22 @@ class Draft:
         """The work that is left to the current event."""
         return self._decision.work_left
 
+    @property
+    def input_bytes_left(self) -> int:
+        """How large the inputs of further jobs of the current event may be together."""
+        return self._decision.input_bytes_left
+
+    @property
+    def inputs_taken(self) -> int:
+        """How many inputs of jobs and items the current event has had so far."""
+        return self._decision.inputs_taken
+
     def begin_event(self, actor: str) -> None:
         """Begin the next event of the batch. Each event has the full work limit."""
         self.actor = actor
         self._decision.work_left = limits.EVENT_WORK_MAX
+        self._decision.input_bytes_left = limits.EVENT_INPUT_BYTES_MAX
+        self._decision.inputs_taken = 0
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────────
 
@@ -248,6 +271,15 @@ class Draft:
             budget.work_left += cut
             decision.work_left -= done
             decision.work_done += done
+
+    def take_input(self, value: JsonValue) -> None:
+        """Count the input of a job or item that begins. Raises ``BudgetSpent``."""
+        decision, size = self._decision, size_of(value)
+        self.count_work(size // INPUT_BYTES_PER_WORK)
+        decision.input_bytes_left -= size
+        decision.inputs_taken += 1
+        if decision.input_bytes_left < 0:
+            raise BudgetSpent(INPUTS_TOO_LARGE)
 
     def spend(self, units: int) -> None:
         """Charge work other than expressions to the event. Raises ``BudgetSpent``."""

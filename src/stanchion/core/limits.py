@@ -18,6 +18,7 @@ __all__ = [
     "DELAY_S_MAX",
     "DELIVERIES_MAX",
     "ERROR_MESSAGE_CHARS_MAX",
+    "EVENT_INPUT_BYTES_MAX",
     "EVENT_WORK_MAX",
     "FILE_DATA_SCHEMAS_MAX",
     "FILE_TOKENS_MAX",
@@ -94,6 +95,9 @@ RUN_OUTPUT_BYTES_MAX: Final = 8 * 1024 * 1024
 EVENT_WORK_MAX: Final = 1_500_000
 """Work of all expressions that one event causes, in the units of ``EvaluationBudget``: at most a
 third of a second, during which the event loop is blocked."""
+EVENT_INPUT_BYTES_MAX: Final = 16 * 1024 * 1024
+"""The inputs of all jobs and items that one event begins. Each has a copy of its own of what its
+expressions select, and all are written in one transaction, which blocks all other writes."""
 INPUT_BYTES_MAX: Final = 256 * 1024
 RESULT_BYTES_MAX: Final = 256 * 1024
 PROGRESS_BYTES_MAX: Final = 4 * 1024

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 
-from stanchion.core.draft import DecisionTooLong, Draft
+from stanchion.core.draft import INPUT_BYTES_PER_WORK, DecisionTooLong, Draft, size_of
 from stanchion.core.events import (
     Approved,
     AttemptFailed,
@@ -45,6 +45,7 @@ from stanchion.core.events import (
     TimerKind,
 )
 from stanchion.core.expression import WORK_MAX, EvaluationBudget, ExpressionError
+from stanchion.core.limits import EVENT_INPUT_BYTES_MAX
 from stanchion.core.model import (
     Failure,
     Instant,
@@ -201,6 +202,9 @@ def works_like(
     scope: dict[str, JsonValue] = {"input": given}
     # Less than a decision allows: what exceeds it is decided again.
     budget = EvaluationBudget(work=WORK_MAX if work_max is None else min(WORK_MAX, work_max))
+    bytes_max = EVENT_INPUT_BYTES_MAX
+    if work_max is not None:
+        bytes_max = min(bytes_max, work_max * INPUT_BYTES_PER_WORK)
     works: list[JsonValue] = []
     for effect in made.effects:
         if isinstance(effect, DispatchJob):
@@ -209,6 +213,9 @@ def works_like(
             try:
                 works.append(template.evaluate(scope, budget))
             except ExpressionError:
+                return None
+            bytes_max -= size_of(works[-1])
+            if bytes_max < 0:
                 return None
     return tuple(works)
 

@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any, Final, TypeVar
 from weakref import ref
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
 from stanchion.core.events import Event, Started
@@ -38,7 +39,7 @@ from stanchion.core.run import (
     starts_are_alike,
     works_like,
 )
-from stanchion.core.transition import Transition
+from stanchion.core.transition import DispatchJob, Transition
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.services.signals import TenantLabels
@@ -71,6 +72,9 @@ MODELS_MAX: Final = 1_000
 """Plans for which a first transition is kept, from which those of later starts are made."""
 _EFFECT_S: Final = 15e-6
 """Processor time of the store for each effect of a decision, estimated."""
+_INPUT_S_PER_BYTE: Final = 10e-9
+"""The same for each byte of the inputs of jobs. A decision with a megabyte of them, or more, is
+made in the worker thread; those of others cost less than they do to count."""
 _FREE_EFFECTS: Final = 100
 """Effects of one decision that are not charged: an ordinary decision has a few."""
 _SHORT_S: Final = 0.000_5
@@ -483,10 +487,14 @@ class Decider:
         self, plan: Plan, run: Run, events: Sequence[Event], now: Instant
     ) -> Transition:
         assert self._executor is not None, "without one, no decision takes too long"
-        transition = await self._executor.run(
-            run.tenant, lambda: decide_all(plan, run, events, now), may_refuse=False
-        )
+
+        def decided() -> tuple[Transition, int]:
+            transition = decide_all(plan, run, events, now)
+            return transition, _input_bytes(transition)
+
+        transition, input_bytes = await self._executor.run(run.tenant, decided, may_refuse=False)
         self._charge(run, transition)
+        self.budget.charge(run.tenant, input_bytes * _INPUT_S_PER_BYTE)
         return transition
 
     async def decide_each(
@@ -584,6 +592,13 @@ class Decider:
         effects = len(transition.effects)
         if effects > _FREE_EFFECTS:
             self.budget.charge(run.tenant, effects * _EFFECT_S)
+
+
+def _input_bytes(transition: Transition) -> int:
+    """The size of what the store writes for the inputs of jobs and items."""
+    jobs = (each.job.input for each in transition.effects if isinstance(each, DispatchJob))
+    items = (each.input for each in transition.items.values() if each.input is not msgspec.UNSET)
+    return sum(len(msgspec.json.encode(each)) for each in chain(jobs, items))
 
 
 class TaskCancellation:

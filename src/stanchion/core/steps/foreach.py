@@ -68,8 +68,8 @@ Inside: TypeAlias = "Callable[[ItemDraft, Event | None], Ignored | None]"
 TOO_MANY_ITEMS: Final = "too_many_items"
 """The code of a step with more items than allowed, by themselves or by their steps."""
 BEGUN_AT_ONCE_MAX: Final = 250
-"""Items that begin in one event: each adds a job, and one with a workflow evaluates the expressions
-of its first steps. A timer that is due at once begins the others."""
+"""Items, or jobs of items with a workflow, that begin in one event. A timer that is due at once
+begins the others."""
 BEGUN_BY_END_MAX: Final = 2
 """Items that begin when one ends: results of fast jobs begin the others before the timer does."""
 
@@ -84,11 +84,11 @@ def start(draft: Draft, step: PlannedStep, inside: Inside) -> None:
         kept = _kept(draft, step, len(values))
         # Before the inputs are rendered: a decision that is too long for the event loop ends here.
         draft.count_work(len(values) * _ITEM_WORK)
-        works = {
-            index: _work(draft, step, values, index, budget)
-            for index in range(len(values))
-            if index not in kept
-        }
+        works: dict[int, JsonValue] = {}
+        for index in range(len(values)):
+            if index not in kept:
+                works[index] = _work(draft, step, values, index, budget)
+                draft.take_input(works[index])
     except ExpressionError as error:
         code = TOO_MANY_ITEMS if isinstance(error, _TooManyItems) else "expression_error"
         draft.end(step, StepStatus.FAILED, error=Failure(code, str(error), step.id))
@@ -249,6 +249,7 @@ def _go_on(draft: Draft, step: PlannedStep, inside: Inside, *, has_timer: bool =
 
     ``has_timer``: whether the timer for more items is set.
     """
+    inputs_before = draft.inputs_taken
     for begun in range(BEGUN_AT_ONCE_MAX + 1):
         counts = draft.step(step.id).items
         assert counts is not None
@@ -257,7 +258,9 @@ def _go_on(draft: Draft, step: PlannedStep, inside: Inside, *, has_timer: bool =
             draft.then(ClearTimer(more_items(step)))
         if _ended(draft, step, counts) or is_done:
             return
-        if begun == BEGUN_AT_ONCE_MAX or not _begin_next(draft, step, counts, inside):
+        if begun == BEGUN_AT_ONCE_MAX or not _begin_next(
+            draft, step, counts, inside, inputs_before
+        ):
             break
     if not has_timer:
         draft.then(SetTimer(more_items(step), draft.now))
@@ -276,10 +279,15 @@ def _room(step: PlannedStep, counts: ItemCounts, *, ended: int = 0) -> int:
     return min(counts.pending, spec.at_once - out)
 
 
-def _begin_next(draft: Draft, step: PlannedStep, counts: ItemCounts, inside: Inside) -> bool:
+def _begin_next(
+    draft: Draft, step: PlannedStep, counts: ItemCounts, inside: Inside, inputs_before: int
+) -> bool:
     """Begin the next pending item; ``False`` if it was not read, or is too much for this event."""
     key = ItemKey(step.id, counts.to_run[-counts.pending])
     if not draft.has_item(key) or draft.work_left < _BEGIN_WORK_MIN:
+        return False
+    is_full = draft.inputs_taken - inputs_before >= BEGUN_AT_ONCE_MAX
+    if is_full or draft.input_bytes_left < _BEGIN_BYTES_MIN:
         return False
     before = draft.item(key)
     after = _begin(draft, step, key.item, before, inside)
@@ -290,6 +298,8 @@ def _begin_next(draft: Draft, step: PlannedStep, counts: ItemCounts, inside: Ins
 
 _BEGIN_WORK_MIN: Final = limits.EVENT_WORK_MAX // 4
 """With less work left to an event, the next item begins in an event of its own."""
+_BEGIN_BYTES_MIN: Final = limits.EVENT_INPUT_BYTES_MAX // 4
+"""The same for the inputs of jobs."""
 
 
 def more_items(step: PlannedStep) -> Timer:

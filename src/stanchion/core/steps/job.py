@@ -62,6 +62,7 @@ def start(draft: Draft, step: PlannedStep) -> None:
     """Render the input and dispatch the first attempt."""
     try:
         work = _work(draft, step)
+        draft.take_input(work)
     except ExpressionError as error:
         draft.end(
             step, StepStatus.FAILED, error=Failure("expression_error", f"input: {error}", step.id)
