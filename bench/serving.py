@@ -26,14 +26,18 @@ from stanchion.drills.processes import ServerProcess, free_port
 from tests.servers import running_nats, running_server
 
 __all__ = [
+    "OURS",
+    "ROOT",
     "Backends",
     "Site",
     "backends",
+    "cpu_s",
     "distributed",
     "echoing",
     "embedded",
     "free_port",
     "process",
+    "python_of",
     "until_answering",
     "working",
 ]
@@ -72,7 +76,7 @@ class Site:
     @property
     def cpu_s(self) -> float:
         """Return the processor time of the servers so far."""
-        return sum(_cpu_s(replica.process.pid) for replica in self.replicas)
+        return sum(cpu_s(replica.process.pid) for replica in self.replicas)
 
     @property
     def resident_bytes(self) -> int:
@@ -156,12 +160,20 @@ def _serving(flags: Sequence[str], count: int, program: Sequence[str]) -> Iterat
 
 
 @contextmanager
-def working(url: str, concurrency: int = 64) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a worker process with our SDK."""
+def working(
+    url: str, concurrency: int = 64, *, checkout: Path = ROOT
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a worker process with our SDK, or with that of another checkout."""
     flags = ["--url", url, "--concurrency", str(concurrency), "--drain-s", "2"]
-    command = [sys.executable, "-m", "stanchion", "worker", "bench.worker_app:app", *flags]
-    with process(command) as worker:
+    command = [python_of(checkout), *OURS, "worker", "bench.worker_app:app", *flags]
+    with process(command, directory=checkout) as worker:
         yield worker
+
+
+def python_of(checkout: Path) -> str:
+    """This interpreter, or that of another checkout."""
+    here = checkout.resolve() == ROOT
+    return sys.executable if here else str(checkout.resolve() / ".venv" / "bin" / "python")
 
 
 @contextmanager
@@ -215,7 +227,7 @@ def until_answering(of: subprocess.Popen[bytes], port: int, path: str) -> None:
     raise RuntimeError(f"{of.args!r} does not become ready")
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """The processor time of a process, with all threads it has had, to the nanosecond."""
     clock = ~pid << 3 | _CPUCLOCK_SCHED  # as clock_getcpuclockid(3) makes it
     return time.clock_gettime_ns(clock) / 1_000_000_000
