@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from importlib import resources
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,7 +25,7 @@ from stanchion.adapters.store.redis.encode import (
     encode_items,
 )
 from stanchion.adapters.system import SystemEntropy
-from stanchion.core.admission import Admitted
+from stanchion.core.admission import Admitted, TooLate, Verdict
 from stanchion.core.budget import (
     BudgetLimit,
     BudgetWindow,
@@ -56,6 +57,7 @@ from stanchion.core.workflow import DelaySpec
 from stanchion.ports.errors import BackendCorrupt, BackendUnavailable
 from stanchion.ports.records import (
     Accepted,
+    Admission,
     Committed,
     JobLease,
     JobState,
@@ -327,6 +329,74 @@ async def test_thousands_of_jobs_dispatched_by_a_commit_are_one_step_too(
     assert isinstance(await store.commit(commit_of(found, stop)), Committed)
     assert await store.ready_topics() == {}
     assert await lease(store, TOPIC, max_jobs=10) == ()
+
+
+# ── Starts that share a script ───────────────────────────────────────────────────────────────────
+
+
+async def test_starts_of_a_tenant_that_come_together_share_a_script(
+    store: RedisStore, server: Server
+) -> None:
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=None))
+    await start(store)  # the script is known to the server from now on
+    before = _commands(server, "evalsha")
+    wanted = [admission(await store.now()) for _ in range(32)]
+    others = [admission(await store.now(), tenant=TenantId("other")) for _ in range(2)]
+    verdicts = await asyncio.gather(*(_admit(store, each) for each in [*wanted, *others]))
+    assert verdicts == [Admitted(each.run.id) for each in [*wanted, *others]]
+    assert _commands(server, "evalsha") - before == 2
+
+
+async def test_a_script_judges_only_so_many_starts(store: RedisStore, server: Server) -> None:
+    await start(store)
+    before = _commands(server, "evalsha")
+    wanted = [admission(await store.now()) for _ in range(65)]
+    await asyncio.gather(*(_admit(store, each) for each in wanted))
+    assert _commands(server, "evalsha") - before == 3
+
+
+async def test_a_start_that_cannot_be_encoded_does_not_take_others_along(store: RedisStore) -> None:
+    wanted = admission(await store.now())
+    faulty = replace(wanted, run=replace(wanted.run, input={"say": object()}))
+    others = [admission(await store.now()) for _ in range(3)]
+    refused, *verdicts = await asyncio.gather(
+        *(_admit(store, each) for each in [faulty, *others]), return_exceptions=True
+    )
+    assert isinstance(refused, TypeError)
+    assert verdicts == [Admitted(each.run.id) for each in others]
+
+
+async def test_a_start_whose_caller_left_is_not_sent_with_the_others(store: RedisStore) -> None:
+    left, *others = [admission(await store.now()) for _ in range(3)]
+    leaving = asyncio.ensure_future(_admit(store, left))
+    staying = [asyncio.ensure_future(_admit(store, each)) for each in others]
+    await asyncio.sleep(0)  # all of them wait for the end of this iteration
+    leaving.cancel()
+    assert await asyncio.gather(*staying) == [Admitted(each.run.id) for each in others]
+    assert await store.load(left.run.id) is None
+
+
+async def test_a_start_without_time_does_not_make_the_others_late(store: RedisStore) -> None:
+    late, *others = [admission(await store.now()) for _ in range(3)]
+    found = await asyncio.gather(
+        store.admit(late, within_ms=-1_000), *(_admit(store, each) for each in others)
+    )
+    assert found == [TooLate(), *(Admitted(each.run.id) for each in others)]
+
+
+async def test_each_of_the_starts_that_failed_together_gets_an_error_of_its_own(
+    server: Server,
+) -> None:
+    store = await RedisStore.open(server.url, namespace=_NAMESPACE)
+    wanted = [admission(await store.now()) for _ in range(3)]
+    await store.close()
+    errors = await asyncio.gather(*(_admit(store, each) for each in wanted), return_exceptions=True)
+    assert all(isinstance(each, BackendUnavailable) for each in errors)
+    assert len(set(map(id, errors))) == len(errors)
+
+
+def _admit(store: RedisStore, wanted: Admission) -> Coroutine[Any, Any, Verdict]:
+    return store.admit(wanted, within_ms=WITHIN_MS)
 
 
 # ── Keys ─────────────────────────────────────────────────────────────────────────────────────────

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, assert_never, overload
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, assert_never, overload
 
 from msgspec.structs import replace
 
@@ -15,7 +15,7 @@ from stanchion.adapters.outcomes import alike_starts
 from stanchion.adapters.redis.client import RedisRequest, ask_all_in_time, ask_in_time
 from stanchion.adapters.redis.connection import Reply
 from stanchion.adapters.store.redis import decode, encode
-from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded
+from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
 from stanchion.core.admission import (
     Admitted,
     Full,
@@ -58,7 +58,7 @@ from stanchion.core.why import (
     TIMERS_LOOKED_AT_MAX,
     RunFacts,
 )
-from stanchion.ports.errors import BackendCorrupt
+from stanchion.ports.errors import BackendCorrupt, BackendError
 from stanchion.ports.records import (
     EVERY_RUN,
     Admission,
@@ -108,6 +108,10 @@ _KEYS_OF_ALIKE: Final = ("run", "out", "timeline")
 _ALIKE_ROWS: Final = 50
 """Runs that ``admit_alike.lua`` admits at once. Valkey takes 55 µs for each of 50, 64 for each of
 200: it keeps all words of a script until its end."""
+_TOGETHER_MAX: Final = 32
+"""Single admissions of a tenant that one script judges: it holds the server for about 1 ms."""
+_TOGETHER_S: Final = 0.05
+"""How far apart their time limits may be: the earliest one is that of all."""
 _MISSES: Final = {
     b"gone": SettleMiss.GONE,
     b"stale_fence": SettleMiss.STALE_FENCE,
@@ -144,12 +148,83 @@ class ReadyAdmissions(Sequence[Admission]):
     apart: encode.EncodedAdmissions | None = None
 
 
+class _WaitingAdmission(NamedTuple):
+    """An admission that is sent at the end of this iteration of the event loop."""
+
+    admission: Admission
+    latest_s: float
+    verdict: asyncio.Future[Verdict | None]
+    """``None``: the caller sends it by itself."""
+
+
 class RedisRuns(Sharded):
     """See ``ports.store.Runs``."""
 
     admissions_max = 100
 
+    def __init__(self, shards: Shards) -> None:
+        super().__init__(shards)
+        self._waiting: dict[TenantId, list[_WaitingAdmission]] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+
     async def admit(self, admission: Admission, *, within_ms: int) -> Verdict:
+        """Admissions of a tenant that come in one iteration of the event loop share a script.
+
+        For each of them alone the forty keys of the shard, which all have in common, are packed,
+        sent and read once more.
+        """
+        run = admission.run
+        if run.items:
+            return await self._admit_alone(admission, within_ms)
+        loop = asyncio.get_running_loop()
+        latest_s = loop.time() + within_ms / 1000
+        waiting = self._waiting.get(run.tenant)
+        if waiting is None:
+            waiting = self._waiting[run.tenant] = []
+            loop.call_soon(self._send_waiting, run.tenant)
+        found: asyncio.Future[Verdict | None] = loop.create_future()
+        waiting.append(_WaitingAdmission(admission, latest_s, found))
+        verdict = await found
+        if verdict is not None:
+            return verdict
+        return await self._admit_alone(admission, round((latest_s - loop.time()) * 1000))
+
+    def _send_waiting(self, tenant: TenantId) -> None:
+        waiting = [each for each in self._waiting.pop(tenant) if not each.verdict.done()]
+        until_s = min((each.latest_s for each in waiting), default=0.0) + _TOGETHER_S
+        near = [each for each in waiting if each.latest_s <= until_s]
+        _send_alone(each for each in waiting if each.latest_s > until_s)
+        for first in range(0, len(near), _TOGETHER_MAX):
+            some = near[first : first + _TOGETHER_MAX]
+            if len(some) == 1:
+                _send_alone(some)
+                continue
+            task = asyncio.create_task(self._admit_together(some), name="admit-together")
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def _admit_together(self, waiting: Sequence[_WaitingAdmission]) -> None:
+        left_s = min(each.latest_s for each in waiting) - asyncio.get_running_loop().time()
+        together = ReadyAdmissions([each.admission for each in waiting])
+        try:
+            verdicts = await self._admit_apart(together, round(left_s * 1000))
+        except BackendError as error:
+            for each in waiting:
+                if not each.verdict.done():
+                    # An object for each caller: each collects its own traceback.
+                    each.verdict.set_exception(type(error)(*error.args))
+        except Exception:  # noqa: BLE001 - that of one admission must not be that of the others
+            _send_alone(waiting)
+        except BaseException:
+            for each in waiting:
+                each.verdict.cancel()
+            raise
+        else:
+            for each, verdict in zip(waiting, verdicts, strict=True):
+                if not each.verdict.done():
+                    each.verdict.set_result(verdict)
+
+    async def _admit_alone(self, admission: Admission, within_ms: int) -> Verdict:
         run = admission.run
         shard = shard_of_tenant(run.tenant)
         assert shard == shard_of_run(run.id), "an id begins with its tenant's shard"
@@ -694,6 +769,13 @@ _REFUSED: Final[Mapping[bytes, Verdict]] = {
     b"tick_taken": TickTaken(),
     b"too_late": TooLate(),
 }
+
+
+def _send_alone(waiting: Iterable[_WaitingAdmission]) -> None:
+    """Let the callers send their admissions by themselves."""
+    for each in waiting:
+        if not each.verdict.done():
+            each.verdict.set_result(None)
 
 
 def _verdict(run_id: RunId, reply: Reply) -> Verdict:
