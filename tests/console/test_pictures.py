@@ -293,6 +293,21 @@ def test_the_end_of_a_run_ends_what_is_open() -> None:
     assert all(span.end is not None for span in spans)
 
 
+def test_an_item_that_failed_for_good_waits_for_no_retry() -> None:
+    spans = spans_of(
+        [
+            line(0, "items_started", "search", detail="2 items"),
+            line(0, "job_dispatched", "search", item=0, attempt=1),
+            line(0, "job_dispatched", "search", item=1, attempt=1),
+            line(1, "job_failed", "search", item=0, attempt=1, detail="RuntimeError: no"),
+            line(1, "item_failed", "search", item=0, attempt=1, detail="RuntimeError: no"),
+            line(9, "item_succeeded", "search", item=1, attempt=1),
+            line(9, "step_succeeded", "search", detail="1 of 2 items failed"),
+        ]
+    )
+    assert told(spans, "search", 0) == [("ATTEMPT", 1, "failed")]
+
+
 def test_a_job_that_no_worker_has_is_a_wait_and_not_an_attempt() -> None:
     entries = [
         line(0, "job_dispatched", "plan", attempt=1),

@@ -1431,6 +1431,30 @@ def test_the_timeline_tells_the_story_with_its_actors() -> None:
     ]
 
 
+def test_the_timeline_says_that_an_item_failed_for_good() -> None:
+    spec = each(retry=RetrySpec(max_attempts=2, backoff=Fixed(5)))
+    world = started(workflow(a=spec, b=job(A)), list=["x", "y"])
+    world.fail("a", "flaky", item=0)
+    world.fire(Timer(TimerKind.RETRY, A, 0, 1))
+    world.fail("a", "broken", item=0)
+    world.die("a", item=1)
+    world.discard("a", item=1)
+    about = [(entry.what, entry.item, entry.attempt) for entry in world.timeline if entry.step == A]
+    assert about == [
+        ("items_started", None, None),
+        ("job_dispatched", 0, 1),
+        ("job_dispatched", 1, 1),
+        ("job_failed", 0, 1),
+        ("job_dispatched", 0, 2),
+        ("job_failed", 0, 2),
+        ("item_failed", 0, 2),
+        ("job_died", 1, 1),
+        ("job_discarded", 1, 1),
+        ("item_failed", 1, 1),
+        ("step_failed", None, None),
+    ]
+
+
 def test_deciding_changes_nothing_about_the_run_that_was_read() -> None:
     plan = planned(workflow(a=job()))
     run = pending_run(plan)

@@ -154,6 +154,15 @@ def handle(draft: Draft, step: PlannedStep, event: Event, inside: Inside) -> Ign
     draft.put_item(key, after)
     if after.status is StepStatus.SUCCEEDED:
         draft.note("item_succeeded", step.id, item=index, attempt=after.attempt)
+    elif after.error is not None and is_finished:
+        # A failed attempt alone does not tell: another one may follow it.
+        draft.note(
+            "item_failed",
+            step.id,
+            item=index,
+            attempt=after.attempt,
+            detail=after.error.message,
+        )
     following: list[int] = []
     if is_finished:
         at_most = min(BEGUN_BY_END_MAX, _room(step, state.items, ended=1))
