@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,9 +16,11 @@ import pytest_asyncio
 from stanchion import console
 from stanchion.charts import LineChart, Series
 from stanchion.console.live import AdmissionSample
+from stanchion.console.pages.fleet import ABSENT_AFTER, served_topics
 from stanchion.core.model import Instant
 from stanchion.drills.page import write_report
 from stanchion.drills.verdict import DrillResult, Promise, report_of
+from stanchion.wire.admin import WorkerRow
 from tests.console.visits import Browser, ConsoleHouse, opened_console, parsed
 from tests.gateway.asgi import Answer
 from tests.gateway.house import ADMIN, ONE_STEP
@@ -530,6 +534,68 @@ async def test_time_in_the_queue_is_not_run_time(world: ConsoleHouse, browser: B
     assert [job["run_id"] for job in leased.json["jobs"]] == [second]
     begun = await facts(second)
     assert re.search(r"In the queue ?\d+(\.\d)? m?s .*Runs for ?\d+ ms", begun), begun
+
+
+@in_one_loop
+async def test_a_budget_that_is_exhausted_is_not_shown_as_slots_in_use(
+    world: ConsoleHouse, browser: Browser
+) -> None:
+    house, tenant = world.house, "spent"
+    config = {"budgets": {"tokens": {"limit": 250, "window": "day"}}}
+    await house.ask("PUT", f"/v1/admin/tenants/{tenant}", config, key=ADMIN)
+    path = "/v1/workflows/costly"
+    costly = {**ONE_STEP, "budget": {"tokens": 300}}
+    await house.ask("PUT", path, costly, key=ADMIN, tenant=tenant)
+    refused = await house.ask("POST", f"{path}/runs", {}, key=ADMIN, tenant=tenant)
+    assert refused.json["code"] == "budget_exhausted"
+    page = b""
+    async with asyncio.timeout(5):
+        while b"budget exhausted" not in page:  # receipts are written within a second
+            await asyncio.sleep(0.05)
+            page = (await browser.get(f"/console/decisions?tenant={tenant}")).body
+    assert b"of 250" not in page
+
+
+@in_one_loop
+async def test_what_waits_for_a_decision_is_called_an_approval_on_the_overview(
+    browser: Browser,
+) -> None:
+    # The page "Decisions" lists refused starts.
+    await started(browser, **{"input.question": "why?"})
+    page = (await browser.get("/console?tenant=acme")).body.decode()
+    assert "Approvals waiting" in page
+    assert "Oldest approvals" in page
+    assert re.search(r"\d+ approvals? waits?, the oldest", page)
+
+
+NOW = datetime(2026, 11, 19, 4, 0, tzinfo=UTC)
+
+
+def a_worker(*topics: str, seconds_ago: float) -> WorkerRow:
+    return WorkerRow(
+        worker_id=f"w-{seconds_ago}",
+        tenant="*",
+        topics=topics,
+        jobs=0,
+        last_seen_at=NOW - timedelta(seconds=seconds_ago),
+        version=None,
+    )
+
+
+def test_a_worker_that_has_not_called_for_a_minute_serves_no_topic() -> None:
+    workers = [
+        a_worker("search", seconds_ago=300),
+        a_worker("search", "plan", seconds_ago=90),
+        a_worker("plan", seconds_ago=5),
+    ]
+    found = served_topics(workers, {"search": 7, "write": 2}, NOW - ABSENT_AFTER)
+    assert [(each.topic, each.ready, each.workers) for each in found] == [
+        ("search", 7, 0),
+        ("write", 2, 0),
+        ("plan", 0, 1),
+    ]
+    assert found[0].last_seen_at == NOW - timedelta(seconds=90)
+    assert found[1].last_seen_at is None
 
 
 @in_one_loop

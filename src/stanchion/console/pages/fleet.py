@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -13,6 +14,7 @@ from stanchion.charts import Chart
 from stanchion.console.page import Data, Nav, PageTable, View
 from stanchion.console.pictures import chart
 from stanchion.core.json_value import JsonObject
+from stanchion.core.why import NO_WORKER_MS
 from stanchion.gateway.views import when
 from stanchion.wire.admin import AuditList, ReplicaRow, WorkerRow
 
@@ -43,26 +45,48 @@ async def show_workers(view: View) -> Data:
     if view.api.allows(_TOPICS):
         ready = (await view.api.get("/v1/worker/topics")).ready
     is_whole = page.cursor is None and "cursor" not in view.query
+    recent = when(view.now) - ABSENT_AFTER
     return {
         "workers": page.workers,
         "cursor": page.cursor,
-        "topics": _topics(page.workers, ready),
+        "topics": served_topics(page.workers, ready, recent),
         "is_whole": is_whole,
-        "recent": when(view.now) - timedelta(seconds=60),
+        "recent": recent,
     }
 
 
-def _topics(workers: tuple[WorkerRow, ...], ready: dict[str, int]) -> list[dict[str, object]]:
-    """Each topic with its ready jobs and its workers; topics without a worker first."""
-    served: dict[str, list[str]] = {topic: [] for topic in ready}
+ABSENT_AFTER: Final = timedelta(milliseconds=NO_WORKER_MS)
+"""A worker that has not called for so long serves no topic, as in ``GET /v1/runs/{id}/why``."""
+
+
+class ServedTopic(msgspec.Struct, frozen=True):
+    """A topic with its ready jobs, and how many workers serve it."""
+
+    topic: str
+    ready: int
+    workers: int
+    last_seen_at: datetime | None
+    """When any worker of it called last."""
+
+
+def served_topics(
+    workers: Iterable[WorkerRow], ready: dict[str, int], recent: datetime
+) -> list[ServedTopic]:
+    """Each topic of a worker or with ready jobs; those that no worker has served since first."""
+    seen: dict[str, list[datetime]] = {topic: [] for topic in ready}
     for worker in workers:
         for topic in worker.topics:
-            served.setdefault(topic, []).append(worker.worker_id)
-    rows = [
-        {"topic": topic, "ready": ready.get(topic, 0), "workers": ids}
-        for topic, ids in served.items()
+            seen.setdefault(topic, []).append(worker.last_seen_at)
+    found = [
+        ServedTopic(
+            topic,
+            ready.get(topic, 0),
+            sum(time >= recent for time in times),
+            max(times, default=None),
+        )
+        for topic, times in seen.items()
     ]
-    return sorted(rows, key=lambda row: (bool(row["workers"]), row["topic"]))
+    return sorted(found, key=lambda each: (bool(each.workers), each.topic))
 
 
 # ── Replicas ─────────────────────────────────────────────────────────────────────────────────────

@@ -18,9 +18,11 @@ from markupsafe import Markup
 from stanchion.charts import Series, plot_edges
 from stanchion.console.live import AdmissionSample
 from stanchion.console.page import Data, Elsewhere, Nav, PageTable, View
+from stanchion.console.pages.fleet import ABSENT_AFTER, served_topics
 from stanchion.console.pictures import HALF_WIDTH, share_bar, time_chart
 from stanchion.console.text import duration
 from stanchion.gateway.problems import RequestRefused
+from stanchion.gateway.views import when
 from stanchion.wire.admin import TenantView
 from stanchion.wire.runs import WaitRow
 
@@ -215,8 +217,8 @@ async def _unserved(view: View) -> list[tuple[str, int]] | None:
     workers = await _listed(view, "/v1/admin/workers", limit=_TENANTS_MAX)
     if topics is None or workers is None or workers.cursor is not None:
         return None
-    served = {topic for worker in workers.workers for topic in worker.topics}
-    found = [(name, count) for name, count in topics.ready.items() if name not in served and count]
+    known = served_topics(workers.workers, topics.ready, when(view.now) - ABSENT_AFTER)
+    found = [(each.topic, each.ready) for each in known if each.ready and not each.workers]
     return sorted(found, key=lambda each: -each[1])
 
 
@@ -243,7 +245,7 @@ def _sentence(view: View, data: Data) -> str:
         parts.append(f"a run has waited {data['waited']} for a {data['waits'][0].waits_for}")
     if data["approvals"]:
         oldest_ms = (now - data["approvals"][0].since).total_seconds() * 1000
-        waits = _many(len(data["approvals"]), "decision", is_more=data["more_approvals"])
+        waits = _many(len(data["approvals"]), "approval", is_more=data["more_approvals"])
         verb = "waits" if len(data["approvals"]) == 1 else "wait"
         parts.append(f"{waits} {verb}, the oldest for {duration(oldest_ms)}")
     if data["letters"]:
