@@ -213,6 +213,35 @@ def test_a_missing_sub_workflow_is_to_be_applied_first(
     assert fix in cli("workflow", "apply", str(file)).err
 
 
+def test_a_missing_shared_workflow_is_to_be_applied_as_a_shared_one(
+    cli: Cli, server: Script, tmp_path: Path
+) -> None:
+    file = tmp_path / "parent.yaml"
+    file.write_text("id: parent\nsteps:\n  call: {workflow: child}\n", encoding="utf-8")
+    said = "there is no shared workflow 'child'"
+    fault = {"path": "steps.call.workflow", "message": said, "line": 3}
+    server.says(problem(422, "invalid_workflow", errors=[fault]))
+    fix = "fix: apply that workflow first: stanchion workflow apply --shared FILE\n"
+    assert fix in cli("workflow", "apply", "--shared", str(file)).err
+
+
+def test_a_job_that_does_not_exist_is_named(cli: Cli, server: Script) -> None:
+    server.says(problem(404, "not_found", detail="there is no such job"))
+    assert "error: there is no such job: nope (not_found)\n" in cli("job", "show", "nope").err
+
+
+def test_a_parameter_that_is_refused_is_the_message(cli: Cli, server: Script) -> None:
+    fault = {"path": "outcome", "message": "expected one of full, mismatch"}
+    text = "outcome: expected one of full, mismatch"
+    server.says(problem(422, "invalid_request", detail=f"query: {text}", errors=[fault]))
+    assert cli("decision", "list").err == f"error: {text} (invalid_request)\n"
+    other = {"path": "since", "message": "not a time"}
+    server.says(problem(422, "invalid_request", detail=f"query: {text}", errors=[fault, other]))
+    assert cli("decision", "list").err == (
+        f"error: the request is not valid (invalid_request)\n  {text}\n  since: not a time\n"
+    )
+
+
 def test_an_https_url_of_a_server_without_tls_says_so(cli: Cli, server: Script) -> None:
     outcome = cli("run", "list", "--url", server.url.replace("http:", "https:"))
     assert outcome.code == Exit.UNAVAILABLE
@@ -260,8 +289,8 @@ HINTS = [
         problem(404, "not_found", detail="there is no version 9 of shared workflow 'flow': …"),
         ["stanchion workflow show flow --shared"],
     ),
-    (("job", "show", "07-01h:a@1"), problem(404, "not_found"), ["stanchion run show 07-01h"]),
-    (("job", "show", "x"), problem(404, "not_found"), ["stanchion run list"]),
+    (("job", "show", "07-01h:a@1"), problem(404, "not_found"), ["stanchion run why 07-01h"]),
+    (("job", "show", "x"), problem(404, "not_found"), ["stanchion run why RUN"]),
     (
         ("run", "rerun", "07-01h"),
         problem(409, "conflict", detail="run '07-01h' is still running"),

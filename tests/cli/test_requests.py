@@ -212,6 +212,14 @@ def test_the_last_admin_key_is_revoked_only_with_yes(
     assert ("give --yes" in done.err) is is_last
 
 
+def test_only_a_key_that_is_made_without_one_can_be_the_first(cli: Cli, server: Script) -> None:
+    made = {**_KEY, "name": None, "note": None, "expires_at": None, "key": "sk_k1_s"}
+    server.says(*[Said(made)] * 2)
+    words = ("key", "create", "--role", "admin", "--for", "*")
+    assert "This is the first key" in cli(*words).out
+    assert "first key" not in cli(*words, "--api-key", "sk_other").out
+
+
 def test_with_yes_no_key_is_looked_at(cli: Cli, server: Script) -> None:
     server.says(Said({**_KEY, "name": None}))
     assert cli("key", "revoke", "k1", "--yes").code == 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
+import click
 import msgspec
 import pytest
 
@@ -225,6 +227,36 @@ def test_short_ids_leave_room_for_spare_columns(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "40")
     shown = table(heads, [["a" * 16, "report", ident("k" * 32)]])
     assert shown[1].split() == ["a" * 16, "report", "…" + "k" * 8]
+
+
+def test_words_of_a_rare_error_are_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [
+        ["fetch", "running", "worker vm-23260-d811d81b, lease ends in 60 s", "-"],
+        ["wait", "waiting", "delay", "-"],
+        ["retry", "waiting", "retry", "RuntimeError: page cannot be read (job_failed)"],
+    ]
+    heads = ("STEP", "STATUS", "WAITS FOR", "ERROR")
+    shown = [click.unstyle(line) for line in table(heads, rows, wraps=True)]
+    words = " ".join(line.rsplit("  ", 1)[-1] for line in shown[3:7]).split()
+    assert words == ["RuntimeError:", "page", "cannot", "be", "read", "(job_failed)"]
+    assert max(map(len, shown)) <= 60
+
+
+def test_at_80_columns_a_batch_says_in_full_why_a_run_was_not_started(
+    server: Script, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.ndjson"
+    file.write_text("{}\n", encoding="utf-8")
+    detail = "the workflow does not accept this input: input.s: the value is not of type number"
+    refused = {"status": 422, "problem": {"status": 422, "detail": detail}}
+    server.says(Said({"results": [refused]}))
+    seen = on_terminal(
+        *("run", "batch", "research", str(file), "--url", server.url),
+        columns=80,
+    )
+    assert detail in " ".join(seen.text.split())
+    assert "shortened" not in seen.text
 
 
 def test_only_missing_text_is_told_to_be_shortened() -> None:

@@ -416,6 +416,14 @@ def test_what_keeps_results_excludes_another_version_and_another_input(
     assert (None if fault is None else fault.path) == path
 
 
+def test_a_member_that_is_excluded_is_told_what_to_be_and_why() -> None:
+    fault = RerunOptions(only=RerunOnly.FAILED_ITEMS, version=RerunVersion.NEWEST).fault()
+    assert fault is not None
+    assert fault.message == (
+        "must be 'same' with only 'failed_items', which keeps results of that version"
+    )
+
+
 def test_members_at_their_default_are_not_in_the_fingerprint() -> None:
     assert RerunOptions().fingerprinted() == {"from_step": None}
     whole = RerunOptions(version=RerunVersion.NEWEST, input={"n": 1}, only=RerunOnly.FAILED_ITEMS)

@@ -181,7 +181,8 @@ def _text(problem: Mapping[str, Any], code: str) -> str:
 
 def _named(path: str) -> str | None:
     """What the path names: ``report`` in ``/v1/workflows/report/runs``; nothing in a list's."""
-    near = max((each for each in _LISTS if path.startswith(f"{each}/")), key=len, default=None)
+    named = (*_LISTS, "/v1/jobs")
+    near = max((each for each in named if path.startswith(f"{each}/")), key=len, default=None)
     return None if near is None else unquote(path.removeprefix(f"{near}/").split("/")[0])
 
 
@@ -204,9 +205,12 @@ def _flag(text: str) -> str:
 
 def _once(text: str, faults: list[str]) -> tuple[str, list[str]]:
     """Remove the first fault where the detail already ends with it, or consists of it."""
-    if faults == [text]:
+    if not faults:
         return text, []
-    return text.removesuffix(f": {faults[0]}") if faults else text, faults
+    first, *others = faults
+    if text in {first, f"query: {first}"}:
+        return ("the request is not valid", faults) if others else (first, [])
+    return text.removesuffix(f": {first}"), faults
 
 
 def _message(problem: Mapping[str, Any], code: str, text: str) -> str:
@@ -286,13 +290,16 @@ def _mended(problem: Mapping[str, Any], path: str, caller: CallContext) -> str |
             " for all tenants, use the role operator:"
             f" stanchion key create --role operator --for '*'{caller.flags}"
         )
-    if problem.get("code") == "invalid_workflow" and "there is no workflow" in said:
-        return "apply that workflow first: stanchion workflow apply FILE"
+    missing = _MISSING_WORKFLOW.search(said)
+    if problem.get("code") == "invalid_workflow" and missing is not None:
+        flag = " --shared" if missing[1] else ""
+        return f"apply that workflow first: stanchion workflow apply{flag} FILE{caller.flags}"
     if "there is no such workflow" in said:
         return f"see what there is: stanchion workflow list{caller.flags}"
     return None
 
 
+_MISSING_WORKFLOW: Final = re.compile("there is no (shared )?workflow")
 _OF_ONE_TENANT: Final = re.compile(r"a key with the role (\w+) is for one tenant")
 
 
@@ -306,8 +313,11 @@ def _found(detail: str, path: str, caller: CallContext) -> str | None:
         return f"see the one in force: stanchion workflow show {parts[-1]}{flag}{caller.flags}"
     if path.startswith("/v1/jobs/"):
         run_id, colon, _ = unquote(parts[3]).partition(":")
-        look = f"show {run_id}" if colon else "list"
-        return f"see the jobs that steps wait for: stanchion run {look}{caller.flags}"
+        run = run_id if colon else "RUN"
+        return (
+            "a step's job is called RUN:STEP@ATTEMPT; see the jobs that a run waits for:"
+            f" stanchion run why {run}{caller.flags}"
+        )
     near = max((each for each in _LISTS if path.startswith(each)), key=len, default=None)
     if near is None:
         return None

@@ -70,11 +70,12 @@ def batch_lines(answer: dict[str, Any], lines: Iterable[int]) -> Iterator[str]:
             (
                 str(line),
                 str(row["status"]),
-                cell(row.get("run_id") or "-"),
+                whole_ident(row.get("run_id")),
                 _batch_detail(row),
             )
             for line, row in zip(lines, answer["results"], strict=False)
         ),
+        wraps=True,
     )
 
 

@@ -172,7 +172,8 @@ def table(
 
     If they are wider than the terminal, or than ``COLUMNS`` says, times are shortened, then spare
     columns left out, then ids shortened, then the widest columns cut, until the last one (an error,
-    a detail) is readable. With ``wraps`` the last column is not cut but goes on in the next line.
+    a detail) is readable. With ``wraps`` the last column is not cut but goes on in the next line;
+    words of at most 20 characters are not broken.
     A remark says if something was cut or left out; short times are no loss.
     """
     body = [list(row) for row in rows]
@@ -180,9 +181,9 @@ def table(
     widths = _widths(headers, body)
     is_cut = False
     if 0 < room < _total(widths):
-        heads, body, is_cut = _narrowed(headers, body, room)
+        heads, body, is_cut = _narrowed(headers, body, room, wraps=wraps)
         before = _widths(heads, body)
-        widths = _fitted(before, body, room)
+        widths = _fitted(before, body, room, wraps=wraps)
         headers = heads
         is_cut |= widths[:-1] != before[:-1] or (widths != before and not wraps)
     lines = [
@@ -217,7 +218,7 @@ def _shown(row: Mapping[str, Any], column: Column) -> str:
 
 
 def _narrowed(
-    headers: Sequence[str], body: list[list[str]], room: int
+    headers: Sequence[str], body: list[list[str]], room: int, *, wraps: bool
 ) -> tuple[list[str], list[list[str]], bool]:
     """With short times, then without spare columns, then with short ids, until it fits.
 
@@ -225,18 +226,18 @@ def _narrowed(
     headers and rows, and whether something is missing: ids are short or columns left out.
     """
     rows = [_shortened(row) for row in (headers, *body)]
-    with_ids = _without_spare(rows, room)
-    if _has_room(with_ids, room) or not any(
+    with_ids = _without_spare(rows, room, wraps=wraps)
+    if _has_room(with_ids, room, wraps=wraps) or not any(
         isinstance(each, _IdentCell) for row in rows for each in row
     ):
         return with_ids[0], with_ids[1:], len(with_ids[0]) < len(headers)
-    short = _without_spare([_shortened(row, ids=True) for row in rows], room)
+    short = _without_spare([_shortened(row, ids=True) for row in rows], room, wraps=wraps)
     return short[0], short[1:], True
 
 
-def _without_spare(rows: list[list[str]], room: int) -> list[list[str]]:
+def _without_spare(rows: list[list[str]], room: int, *, wraps: bool) -> list[list[str]]:
     """The rows, the first of which has the headings, without as many spare columns as needed."""
-    while not _has_room(rows, room):
+    while not _has_room(rows, room, wraps=wraps):
         spare = [each for each in rows[0] if isinstance(each, SpareHeading)]
         if not spare:
             break
@@ -245,18 +246,21 @@ def _without_spare(rows: list[list[str]], room: int) -> list[list[str]]:
     return rows
 
 
-def _has_room(rows: Sequence[Sequence[str]], room: int) -> bool:
+def _has_room(rows: Sequence[Sequence[str]], room: int, *, wraps: bool) -> bool:
     """Whether the last column is readable if no other is cut."""
     *first, last = _widths(rows[0], rows[1:])
-    return _total([*first, _enough(last, rows[1:])]) <= room
+    return _total([*first, _enough(last, rows[1:], wraps=wraps)]) <= room
 
 
-def _enough(last: int, body: Sequence[Sequence[str]]) -> int:
+def _enough(last: int, body: Sequence[Sequence[str]], *, wraps: bool) -> int:
     """The width with which the last column is readable."""
     cells = [row[-1] for row in body]
     if any(isinstance(each, WholeCell | _IdentCell) for each in cells):
         return last
     is_rare = 2 * sum(each not in {"-", ""} for each in cells) < len(cells)
+    if is_rare and wraps:
+        longest = max((len(word) for each in cells for word in each.split()), default=0)
+        return min(last, _LAST_CHARS, max(_LAST_CHARS_RARE, longest))
     return min(last, _LAST_CHARS_RARE if is_rare else _LAST_CHARS)
 
 
@@ -284,10 +288,12 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + 2 * (len(widths) - 1)
 
 
-def _fitted(widths: list[int], body: Sequence[Sequence[str]], room: int) -> list[int]:
+def _fitted(
+    widths: list[int], body: Sequence[Sequence[str]], room: int, *, wraps: bool
+) -> list[int]:
     """Narrow the widest columns that may be cut until the last one has enough, then the last."""
     *first, last = widths
-    enough, is_whole = _enough(last, body), _whole(body)
+    enough, is_whole = _enough(last, body, wraps=wraps), _whole(body)
     while _total([*first, enough]) > room:
         long = [
             at for at, width in enumerate(first) if width > _COLUMN_CHARS_MIN and not is_whole[at]

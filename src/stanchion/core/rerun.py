@@ -60,13 +60,19 @@ class RerunOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The member that another one excludes."""
         keeps = f"only '{self.only}'" if self.only else "from_step"
         if self.only is not None and self.from_step is not None:
-            return Fault("from_step", f"{keeps} chooses the steps by itself: leave from_step out")
+            return Fault(
+                "from_step", f"leave it out with {keeps}, which chooses the steps by itself"
+            )
         if self.keeps_nothing:
             return None
         if self.version is not RerunVersion.SAME:
-            return Fault("version", f"{keeps} keeps results of the old version: it must be 'same'")
+            return Fault(
+                "version", f"must be 'same' with {keeps}, which keeps results of that version"
+            )
         if self.input is not None:
-            return Fault("input", f"{keeps} keeps results of the old input: leave input out")
+            return Fault(
+                "input", f"leave it out with {keeps}, which keeps results of the old input"
+            )
         return None
 
     def fingerprinted(self) -> JsonObject:

@@ -561,7 +561,8 @@ def _job(
                 since=step.started_at if demand.asked_at is None else demand.asked_at,
                 blocked_by=changed(blocker, ahead=job.ahead),
                 remedy=f"start a worker with a handler for '{job.topic}':"
-                " stanchion worker MODULE:APP; those that run: stanchion worker list",
+                " stanchion worker MODULE:APP; or wait, if its workers have as many jobs as they"
+                " take: stanchion worker list",
             )
         case WhyCode.TOPIC_LIMITED:
             assert limit is not None

@@ -362,7 +362,11 @@ def create_key(
         body["name"] = name
     if expires is not None:
         body["expires_at"] = time_of(expires, "--expires")
-    session.show(session.send("POST", path_to("admin", "keys"), body).document, _new_key_lines)
+    is_first = session.server.api_key is None  # with keys, this call has needed one
+    session.show(
+        session.send("POST", path_to("admin", "keys"), body).document,
+        lambda key: _new_key_lines(key, is_first=is_first),
+    )
 
 
 def _ended(row: dict[str, Any]) -> str:
@@ -434,7 +438,7 @@ def _is_last_admin(session: Session, key_id: str) -> bool:
 _ROWS_AT_ONCE = 1_000
 
 
-def _new_key_lines(key: dict[str, Any]) -> Iterator[str]:
+def _new_key_lines(key: dict[str, Any], *, is_first: bool) -> Iterator[str]:
     yield from pairs(
         [
             ("key", cell(key["key"])),
@@ -448,7 +452,8 @@ def _new_key_lines(key: dict[str, Any]) -> Iterator[str]:
     )
     yield ""
     yield "Store the key now: it is not shown again. Use it as STANCHION_API_KEY."
-    yield "From the first key on, every command, worker and client needs one."
+    if is_first:
+        yield "This is the first key: from now on every command, worker and client needs one."
 
 
 @click.group("settings")

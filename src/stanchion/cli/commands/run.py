@@ -139,7 +139,10 @@ def start_run(  # noqa: PLR0913 - one for each option
 @key_option("run")
 @calls_server
 def start_batch(session: Session, workflow_id: str, file: BinaryIO, key: str | None) -> int:
-    """Start many runs: FILE has one JSON object a line, with input, labels and key.
+    """Start many runs: FILE has one JSON object a line, which describes a run.
+
+    Its members are input, labels, priority, fairness_key, on_full, and key, the run's own
+    idempotency key; all are optional.
 
     Each run is judged by itself, in the order of the lines. Lines without a key get one from the
     key of the command and their place among the runs. FILE may be - for standard input.
