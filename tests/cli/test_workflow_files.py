@@ -89,7 +89,7 @@ def test_a_file_with_a_bad_id_is_told_its_other_faults_too(
     first: str, fault: str, cli: Cli, server: Script, tmp_path: Path
 ) -> None:
     [file] = files(tmp_path, broken=first + BROKEN.removeprefix("id: broken\n"))
-    wrong = "must match ^[A-Za-z][A-Za-z0-9_-]{0,63}$"
+    wrong = 'expected a letter, then letters, digits, "_" or "-"; 64 at most'
     errors = [{"path": "workflow_id", "message": wrong}]
     server.says(problem(422, "invalid_request", detail=f"workflow_id: {wrong}", errors=errors))
     outcome = cli("workflow", "apply", file)

@@ -290,6 +290,8 @@ async def test_a_refused_value_is_told_what_is_allowed(house: House) -> None:
         ("/v1/runs?label=red", "expected a label: write name:value"),
         ("/v1/runs?status=bogus", f"'bogus' is not one of {', '.join(RunStatus)}"),
         ("/v1/runs?rerun_of=", "expected a run's id"),
+        ("/v1/workflows/a%20b", 'expected a letter, then letters, digits, "_" or "-"; 64 at most'),
+        ("/v1/jobs/a%20b", "expected a job's id: run:step@attempt"),
         ("/v1/runs?workflow_id=%20", "expected 1 to 200 visible ASCII characters"),
     ):
         refused = await house.ask("GET", path)

@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl
 from stanchion.console.page import Form, Visitor
 from stanchion.core.model import TenantId
 from stanchion.gateway.auth import is_loopback_host
-from stanchion.gateway.endpoint import parameter_pattern
+from stanchion.gateway.endpoint import parameter_pattern, parameter_wanted
 from stanchion.gateway.exchange import Exchange
 from stanchion.gateway.problems import Headers, Refusal, RequestRefused, invalid_member
 from stanchion.services.sessions import SESSION_MS
@@ -161,8 +161,7 @@ def wanted_tenant(visitor: Visitor, named: str) -> str | None:
         if named in {"", ALL_TENANTS}:
             return None
         if _TENANT.match(named) is None:
-            wrong = f"must match {_TENANT.pattern[:-2]}$"
-            raise RequestRefused(invalid_member("tenant", wrong))
+            raise RequestRefused(invalid_member("tenant", parameter_wanted(TenantName)))
         return TenantId(named)
     if named not in {"", visitor.holder.tenant}:
         raise RequestRefused(Refusal(code=Code.FORBIDDEN, detail="this key is for another tenant"))

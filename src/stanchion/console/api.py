@@ -19,7 +19,7 @@ import msgspec
 from stanchion.core.model import RunId, TenantId
 from stanchion.gateway.auth import ANONYMOUS, TENANT_HEADER, authorised
 from stanchion.gateway.body import decoded, is_suspect, read_query
-from stanchion.gateway.endpoint import listed, note_refusal, parameter_pattern
+from stanchion.gateway.endpoint import listed, note_refusal, parameter_pattern, parameter_wanted
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid_member
 from stanchion.gateway.route import (
     PARAMETERS,
@@ -223,4 +223,4 @@ def _patterns(path: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
 def _check_params(path: str, params: Mapping[str, str]) -> None:
     for name, pattern in _patterns(path):
         if pattern.match(params[name]) is None:
-            raise RequestRefused(invalid_member(name, f"must match {pattern.pattern[:-2]}$"))
+            raise RequestRefused(invalid_member(name, parameter_wanted(PARAMETERS[name])))

@@ -214,9 +214,14 @@ def _described(kinds: Sequence[inspect.Type], pattern: str) -> str | None:
             continue
         text = (kind.extra_json_schema or {}).get("description")
         if text is not None and repr(kind.type.pattern) == pattern:
-            text = text.replace("`", "").removesuffix(".")
-            return f"{text[:1].lower()}{text[1:]}"
+            return as_ending(text)
     return None
+
+
+def as_ending(description: str) -> str:
+    """The description of a type, as the end of a sentence."""
+    text = description.replace("`", "").removesuffix(".")
+    return f"{text[:1].lower()}{text[1:]}"
 
 
 _NOT_ALLOWED: Final = "Invalid enum value "

@@ -22,6 +22,7 @@ from stanchion.core.model import TenantId
 from stanchion.core.receipts import Receipt
 from stanchion.gateway.auth import DEFAULT_TENANT, Caller
 from stanchion.gateway.body import decoded, is_suspect, read_query, refuse_costly
+from stanchion.gateway.body_faults import as_ending
 from stanchion.gateway.exchange import (
     PART_BYTES,
     ClientGone,
@@ -281,7 +282,7 @@ class _RouteRunner:
         route, scope = self._route, exchange.scope
         for name, pattern in self._params:
             if pattern.match(scope["path_params"][name]) is None:
-                raise RequestRefused(invalid_member(name, f"must match {pattern.pattern[:-2]}$"))
+                raise RequestRefused(invalid_member(name, parameter_wanted(PARAMETERS[name])))
         text = scope["query_string"]
         query = read_query(text, self._query) if text or route.query else _NO_QUERY
         if route.takes is Takes.NOTHING:
@@ -451,3 +452,9 @@ def parameter_pattern(annotated: Any) -> re.Pattern[str]:  # noqa: ANN401 - an a
     """The pattern of a path parameter, from its type in ``PARAMETERS``."""
     (meta,) = annotated.__metadata__
     return re.compile(meta.pattern)
+
+
+def parameter_wanted(annotated: Any) -> str:  # noqa: ANN401 - an annotated type, which has no type
+    """What a path parameter must be, in words, from its type in ``PARAMETERS``."""
+    (meta,) = annotated.__metadata__
+    return f"expected {as_ending(meta.description)}"

@@ -89,7 +89,7 @@ def _apply(session: Session, file: str, workflow_id: str | None, *, shared: bool
         answer = session.send("PUT", _path(name, shared=shared), Content(text, kind))
     except CliError as error:
         error.message = f"{file}: {error.message}"
-        if "workflow_id: must match" in error.message:  # it did not read the file
+        if "workflow_id: " in error.message:  # it did not read the file
             found = _faults_of(text, is_json=is_json, workflow_id=workflow_id)
             error.faults = found or error.faults
         raise
