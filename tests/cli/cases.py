@@ -248,6 +248,7 @@ SCHEDULE: Final = ScheduleView(
         ScheduleRunRow(AT, "07-01h", status=RunStatus.SUCCEEDED),
         ScheduleRunRow(AT, "07-00h"),
     ),
+    waiting=MissedTickRow(LATER, "the run of an earlier tick is unfinished"),
     missed=(MissedTickRow(AT, "the tenant was full: 2 runs"),),
     missed_total=3,
 )
@@ -396,7 +397,11 @@ CASES: Final = (
         body=_SCHEDULE,
         answer=SCHEDULE,
         shape=ScheduleView,
-        says=("when      0 2 * * * Europe/Berlin", "the tenant was full: 2 runs"),
+        says=(
+            "when      0 2 * * * Europe/Berlin",
+            "Z: the run of an earlier tick is unfinished",
+            "the tenant was full: 2 runs",
+        ),
     ),
     Case(
         args=("schedule", "list"),

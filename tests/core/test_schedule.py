@@ -24,6 +24,7 @@ from stanchion.core.schedule import (
     decide_ticks,
     next_ticks,
     schedule_faults,
+    waiting_tick,
     with_held,
     with_missed,
     with_run,
@@ -287,3 +288,19 @@ def test_triggered_runs_are_listed_once_the_newest_ones_and_beside_the_ticks() -
     assert [each.run_id for each in which.triggered] == [f"t{n}" for n in range(RUNS_MAX, 0, -1)]
     assert with_triggered(which, Instant(99), RunId("t1")) is which
     assert (which.runs, which.handled) == (schedule().runs, schedule().handled)
+
+
+def test_a_tick_that_waits_is_told_with_its_reason() -> None:
+    held = with_held(schedule(overlap=Overlap.QUEUE), Instant(MINUTE))
+    told = waiting_tick(held)
+    assert told is not None
+    assert (told.tick, told.reason) == (MINUTE, "the run of an earlier tick is unfinished")
+    tried = msgspec.structs.replace(schedule(), tried=Instant(MINUTE))
+    told = waiting_tick(tried)
+    assert told is not None
+    assert (told.tick, told.reason) == (MINUTE, "its start is under way")
+    refused = msgspec.structs.replace(tried, refusal="the tenant was full: 1 run")
+    told = waiting_tick(refused)
+    assert told is not None
+    assert (told.tick, told.reason) == (MINUTE, "the tenant was full: 1 run")
+    assert waiting_tick(schedule()) is None

@@ -15,9 +15,11 @@ from stanchion.core.schedule import (
     SCHEDULES_BYTES_MAX,
     SCHEDULES_MAX,
     CatchUp,
+    MissedTick,
     Overlap,
     Schedule,
     ScheduleSpec,
+    waiting_tick,
 )
 from stanchion.ports.records import RunFilter, Tenant
 from stanchion.services.gate_answers import RunStarted
@@ -203,10 +205,14 @@ async def test_a_full_tenant_refuses_a_tick_until_the_next_and_it_is_listed(worl
     await put(one, overlap=Overlap.ALLOW)
     await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=0))
     await asyncio.sleep(60 + 30)
+    refused = await stored(world)
+    tick = Instant(refused.since + 60_000)
+    assert waiting_tick(refused) == MissedTick(tick, "the tenant was full: 0 runs")
     await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=1))
     await asyncio.sleep(10)
     first = await stored(world)
     assert (len(first.runs), first.missed) == (1, ())  # late, and not lost
+    assert waiting_tick(first) is None
     await asyncio.sleep(120)
     schedule = await stored(world)
     assert len(schedule.runs) == 1

@@ -132,7 +132,7 @@ class TriggeredRun(msgspec.Struct, frozen=True):
 
 
 class MissedTick(msgspec.Struct, frozen=True):
-    """A tick without a run."""
+    """A tick without a run: it was missed, or it waits."""
 
     tick: Instant
     reason: str
@@ -227,6 +227,16 @@ def with_run(schedule: Schedule, tick: Instant, run_id: RunId) -> Schedule:
         missed=missed,
         missed_total=schedule.missed_total - (len(schedule.missed) - len(missed)),
     )
+
+
+def waiting_tick(schedule: Schedule) -> MissedTick | None:
+    """The tick that is due and has no run yet, with the reason."""
+    tick = schedule.tried
+    if tick is None or schedule.spec.paused:
+        return None
+    if tick <= schedule.handled:
+        return MissedTick(tick, "the run of an earlier tick is unfinished")
+    return MissedTick(tick, schedule.refusal or "its start is under way")
 
 
 def with_triggered(schedule: Schedule, at: Instant, run_id: RunId) -> Schedule:

@@ -49,7 +49,7 @@ class ScheduleRunRow(msgspec.Struct, frozen=True):
 
 
 class MissedTickRow(msgspec.Struct, frozen=True):
-    """A tick without a run."""
+    """A tick without a run, and why."""
 
     tick: datetime
     reason: str
@@ -74,6 +74,8 @@ class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     """Rises with every change."""
     next: tuple[datetime, ...]
     """When its next five runs will start, with the jitter; none while it is paused."""
+    waiting: MissedTickRow | None = None
+    """A tick that is due and has no run yet: it is tried again, or held back."""
     runs: tuple[ScheduleRunRow, ...]
     """The last runs, of ticks and triggered ones, newest first."""
     missed: tuple[MissedTickRow, ...]

@@ -191,6 +191,13 @@ def _status(run: Mapping[str, Any]) -> str:
     return "not stored" if status is None else cell(status)
 
 
+def _waiting_tick(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The tick that is due and has no run yet, and why."""
+    waiting = row.get("waiting")
+    if waiting is not None:
+        yield "waiting", f"{clock(waiting['tick'])}: {cell(waiting['reason'])}"
+
+
 def _next_ticks(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The next ticks, one per line: the whole list is wider than a terminal."""
     if row["paused"] or not row["next"]:
@@ -212,6 +219,7 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
             ("jitter", f"{row['jitter_s']} s" if row["jitter_s"] else "-"),
             ("labels", label_text(row["labels"])),
             ("input", excerpt(cell(row["input"])) if row["input"] else "-"),
+            *_waiting_tick(row),
             *_next_ticks(row),
         )
     )

@@ -9,7 +9,7 @@ import msgspec
 
 from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import RunId, TenantId, WorkflowId
-from stanchion.core.schedule import RUNS_MAX, Schedule, ScheduleSpec
+from stanchion.core.schedule import RUNS_MAX, Schedule, ScheduleSpec, waiting_tick
 from stanchion.gateway.body import check_value, checked_labels
 from stanchion.gateway.problems import Refusal, invalid, not_found
 from stanchion.gateway.route import (
@@ -194,12 +194,14 @@ def _view(
     call: Call[Any, Any], tenant: TenantId, schedule_id: str, stored: Schedule
 ) -> ScheduleView:
     following = call.services.schedules.next_starts((tenant, schedule_id), stored, _NEXT)
+    waiting = waiting_tick(stored)
     return _shown(
         stored.spec,
         id=schedule_id,
         tenant=tenant,
         generation=stored.generation,
         next=tuple(map(when, following)),
+        waiting=None if waiting is None else MissedTickRow(when(waiting.tick), waiting.reason),
         runs=_runs(stored),
         missed=tuple(MissedTickRow(when(each.tick), each.reason) for each in stored.missed),
         missed_total=stored.missed_total,
@@ -217,5 +219,5 @@ def _runs(stored: Schedule) -> tuple[ScheduleRunRow, ...]:
 _shown = wire_view(
     ScheduleSpec,
     ScheduleView,
-    *("id", "tenant", "generation", "next", "runs", "missed", "missed_total"),
+    *("id", "tenant", "generation", "next", "waiting", "runs", "missed", "missed_total"),
 )
