@@ -259,6 +259,16 @@ def test_at_80_columns_a_batch_says_in_full_why_a_run_was_not_started(
     assert "shortened" not in seen.text
 
 
+def test_at_80_columns_a_bulk_action_says_in_full_what_failed(server: Script) -> None:
+    detail = "not_by_starter: 'anonymous' started the run and cannot decide step 'ask'"
+    case = next(case for case in CASES if case.command == "bulk show")
+    shown = msgspec.to_builtins(case.answer)
+    error = {"run_id": "391m7hyamb0c54vpc3gd7bz", "code": "forbidden", "detail": detail}
+    server.says(Said(shown | {"errors": [error]}))
+    seen = on_terminal(*case.args, "--url", server.url, columns=80)
+    assert detail in " ".join(seen.text.split())
+
+
 def test_only_missing_text_is_told_to_be_shortened() -> None:
     heads, moment = ("AT", "ID", SpareHeading("TENANT")), clock("2020-11-16T10:26:59Z")
     row = [moment, whole_ident("391m7hyamb0c54vpc3gd7bz"), "acme"]

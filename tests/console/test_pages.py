@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -17,13 +18,15 @@ from stanchion import console
 from stanchion.charts import LineChart, Series
 from stanchion.console.live import AdmissionSample
 from stanchion.console.pages.fleet import ABSENT_AFTER, served_topics
+from stanchion.console.pages.overview import reporting
 from stanchion.core.model import Instant
 from stanchion.drills.page import write_report
 from stanchion.drills.verdict import DrillResult, Promise, report_of
-from stanchion.wire.admin import WorkerRow
+from stanchion.wire.admin import ReplicaRow, WorkerRow
 from tests.console.visits import Browser, ConsoleHouse, opened_console, parsed
 from tests.gateway.asgi import Answer
 from tests.gateway.house import ADMIN, ONE_STEP
+from tests.services.faulty_locks import Fault
 
 in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
@@ -566,6 +569,33 @@ async def test_what_waits_for_a_decision_is_called_an_approval_on_the_overview(
     assert "Approvals waiting" in page
     assert "Oldest approvals" in page
     assert re.search(r"\d+ approvals? waits?, the oldest", page)
+
+
+def test_a_replica_that_does_not_report_is_not_counted() -> None:
+    row = ReplicaRow(
+        replica="a",
+        version="1",
+        started_at=NOW,
+        seen_at=NOW,
+        clock_offset_ms=0,
+        settings_revision=0,
+        store="ok",
+        locks="ok",
+        bus="ok",
+        runs_held=0,
+    )
+    failing = msgspec.structs.replace(row, store="no answer within 1 s")
+    missing = msgspec.structs.replace(row, store="unknown", locks="unknown", bus="unknown")
+    assert reporting((row, failing)) == "2"
+    assert reporting((row, missing, failing)) == "2 of 3"
+
+
+async def test_the_overview_says_for_how_long_locks_have_failed() -> None:
+    async with opened_console(has_keys=False) as opened:
+        opened.house.locks.always(Fault.ERROR, "ping")
+        browser = await opened.browser()
+        page = (await browser.get("/console")).body.decode()
+        assert re.search(r"Locks fail open \(for [\d.]+ m?s\)", page)
 
 
 NOW = datetime(2026, 11, 19, 4, 0, tzinfo=UTC)

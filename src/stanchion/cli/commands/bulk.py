@@ -195,5 +195,7 @@ def _bulk_lines(found: dict[str, Any]) -> Iterator[str]:
     if found["errors"]:
         yield ""
         yield from rows_of(
-            found["errors"], {"RUN": ("run_id", ident), "CODE": "code", "DETAIL": "detail"}
+            found["errors"],
+            {"RUN": ("run_id", ident), "CODE": "code", "DETAIL": "detail"},
+            wraps=True,
         )

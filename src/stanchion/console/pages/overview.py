@@ -23,12 +23,14 @@ from stanchion.console.pictures import HALF_WIDTH, share_bar, time_chart
 from stanchion.console.text import duration
 from stanchion.gateway.problems import RequestRefused
 from stanchion.gateway.views import when
-from stanchion.wire.admin import TenantView
+from stanchion.wire.admin import ReplicaRow, TenantView
 from stanchion.wire.runs import WaitRow
 
 PAGES: Final = PageTable()
 
 _FAILED: Final = 6
+_UNKNOWN: Final = "unknown"
+"""The state of a replica's store if it has not reported for 15 s."""
 _COUNTED_MAX: Final = 100
 """Lists are counted up to here: there may be more."""
 _TENANTS_MAX: Final = 1_000
@@ -60,6 +62,7 @@ async def overview(view: View) -> Data:
         "letters": None if letters is None else letters.dead_letters,
         "more_letters": letters is not None and letters.cursor is not None,
         "replicas": None if replicas is None else replicas.replicas,
+        "reporting": "" if replicas is None else reporting(replicas.replicas),
         "unserved": unserved,
         "own": own,
         **_waits(view, () if waits is None else waits.waits),
@@ -222,11 +225,17 @@ async def _unserved(view: View) -> list[tuple[str, int]] | None:
     return sorted(found, key=lambda each: -each[1])
 
 
+def reporting(replicas: Sequence[ReplicaRow]) -> str:
+    """How many replicas report themselves, and of how many if one is missing."""
+    found = sum(each.store != _UNKNOWN for each in replicas)
+    return str(found) if found == len(replicas) else f"{found} of {len(replicas)}"
+
+
 def _sentence(view: View, data: Data) -> str:
     """A sentence with everything that is wrong or waits for an operator."""
     now = datetime.fromtimestamp(view.now / 1000, UTC)
     parts = [
-        f"{each.brief} for {duration(view.now - each.since)}"
+        f"{each.brief} (for {duration(view.now - each.since)})"
         for each in view.alarms
         if each.since is not None
     ]
