@@ -273,7 +273,14 @@ def test_a_limit_keeps_what_is_not_given_and_none_clears_a_member(cli: Cli, serv
     cleared = {"topics": ["llm.*"], "per": "tenant", "max_running": 3}
     assert server.requests[-1].document == cleared
     assert "nothing to change" in cli("limit", "set", "llm").err
-    assert cli("limit", "set", "llm", "--max-running", "many").code == Exit.USAGE
+    for option, typed, words in (
+        ("--max-running", "many", "'many' is neither a whole number nor none"),
+        ("--max-running", "-1", "'-1' is neither a whole number nor none"),
+        ("--rate-per-s", "fast", "'fast' is neither a number nor none"),
+        ("--rate-per-s", "nan", "'nan' is neither a number nor none"),
+    ):
+        refused = cli("limit", "set", "llm", option, typed)
+        assert (refused.code, words in refused.err) == (Exit.USAGE, True), refused.err
 
 
 def test_a_new_limit_has_what_is_given_and_needs_a_topic(cli: Cli, server: Script) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import click
@@ -56,11 +58,20 @@ _NONE: Final = "none"
 
 
 def _jobs(text: str) -> int | str:
-    return text if text == _NONE else int(text)
+    if text == _NONE:
+        return text
+    if not text.isdecimal():
+        raise click.BadParameter(f"{text!r} is neither a whole number nor {_NONE}")
+    return int(text)
 
 
 def _rate(text: str) -> float | str:
-    return text if text == _NONE else float(text)
+    if text == _NONE:
+        return text
+    with suppress(ValueError):
+        if math.isfinite(rate := float(text)):
+            return rate
+    raise click.BadParameter(f"{text!r} is neither a number nor {_NONE}")
 
 
 @limit.command("set")
