@@ -98,6 +98,7 @@ async def test_a_bulk_action_on_everything_must_be_meant(
     await world.house.start(key=ADMIN, tenant="bulk")
     counted = await browser.get("/console/bulk?tenant=bulk&action=cancel&dry=1")
     assert b"This would cancel 1 run" in counted.body
+    assert b"Those that have ended are counted too" in counted.body
     assert b"every run of bulk is meant" in counted.body
     refused = await browser.post("/console/bulk", tenant="bulk", action="cancel")
     assert (refused.status, b"confirm that all are meant" in refused.body) == (422, True)

@@ -75,6 +75,8 @@ def start_bulk(
     body = {"action": action, "filter": given, "dry_run": dry_run, "rate_per_s": rate}
     if dry_run:
         session.show(session.send("POST", path_to("bulk"), body).document, _preview_lines)
+        if action == "cancel" and "status" not in given:
+            session.note("those that have ended are counted too, and stay as they are")
         return Exit.OK
     if not given and not everything:
         if not sys.stdin.isatty():
