@@ -75,6 +75,19 @@ def test_an_error_inside_the_module_is_its_own(project: Path) -> None:
         load_worker("some_bad:app")
 
 
+@pytest.mark.parametrize("raised", ["RuntimeError", "ValueError"])
+def test_an_error_inside_the_module_is_shown_from_its_line_on(
+    project: Path, raised: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / f"raises_{raised}.py").write_text(f"x = 1\nraise {raised}('boom')")
+    assert run_worker(f"raises_{raised}:app") == REFUSED
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "Traceback (most recent call last):"
+    assert told[1].endswith(f'raises_{raised}.py", line 2, in <module>')
+    assert told[-2] == f"{raised}: boom"
+    assert told[-1] == f"error: the module of 'raises_{raised}:app' cannot be imported, see above"
+
+
 @pytest.mark.usefixtures("project")
 async def test_a_worker_that_is_refused_ends_with_a_sentence(
     capsys: pytest.CaptureFixture[str],

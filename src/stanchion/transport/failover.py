@@ -80,7 +80,7 @@ def parse_addresses(url: str | Sequence[str]) -> tuple[Address, ...]:
     urls = url.split(",") if isinstance(url, str) else url
     found = tuple(dict.fromkeys(parse_address(each.strip()) for each in urls))
     if not found:
-        raise ValueError("no server's URL was given; it looks like http://127.0.0.1:8420")
+        raise ValueError("no server's URL was given; one looks like http://127.0.0.1:8420")
     return found
 
 

@@ -63,7 +63,9 @@ class Address(msgspec.Struct, frozen=True):
 
 def parse_address(url: str) -> Address:
     """Parse a server's URL. Raises ``ValueError``, whose message repeats no secrets."""
-    wrong = ValueError(f"not a server's URL: {shown_url(url)}; it looks like http://127.0.0.1:8420")
+    wrong = ValueError(
+        f"not a server's URL: {shown_url(url)}; one looks like http://127.0.0.1:8420"
+    )
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -79,6 +80,12 @@ def _run(order: _Order) -> int:
     show_lines(order.log_level.upper())
     try:
         app = load_worker(order.target)
+    except BadTarget as error:
+        return _say(str(error), USAGE)
+    except Exception as error:  # noqa: BLE001 - whatever the module raises
+        sys.stderr.write("".join(traceback.format_exception(_of_module(error))))
+        return _say(f"the module of {order.target!r} cannot be imported, see above", REFUSED)
+    try:
         log_event(logging.INFO, "worker_started", url=order.url, topics=", ".join(app.topics))
         app.serve(
             order.url,
@@ -89,10 +96,21 @@ def _run(order: _Order) -> int:
         )
     except WorkerRefused as refused:
         return _say(str(refused), REFUSED)
-    except (BadTarget, ValueError) as error:
+    except ValueError as error:
         return _say(str(error), USAGE)
     log_event(logging.INFO, "worker_stopped")
     return 0
+
+
+def _of_module(error: Exception) -> Exception:
+    """The error of an import, without the frames above the module: they are not the user's."""
+    place = error.__traceback__
+    while place is not None:
+        name = place.tb_frame.f_code.co_filename
+        if name != __file__ and "importlib" not in name:
+            break
+        place = place.tb_next
+    return error.with_traceback(place)
 
 
 def _say(sentence: str, code: int) -> int:
