@@ -22,6 +22,7 @@ from stanchion.core.admission import (
 from stanchion.core.events import CancelRequested, Promoted, TimerFired
 from stanchion.core.model import Instant, RunId, RunStatus, Stamp, TenantId, place_of
 from stanchion.core.queue import (
+    KEYS_COUNTED_MAX,
     PROMOTED_AT_ONCE_MAX,
     QUEUE_TIMEOUT,
     QUEUE_TIMER,
@@ -286,6 +287,19 @@ async def test_the_order_is_that_of_the_model(store: Store) -> None:
     for run_id in waiting:
         assert await store.queue_position(run_id) == model.position(run_id)
     assert (await store.audit_slots(limit=10)).drifts == ()
+
+
+async def test_positions_among_many_keys_are_those_of_the_model(store: Store) -> None:
+    await _full(store, ROOMY)
+    model = FairQueue()
+    keys = [*map(str, range(KEYS_COUNTED_MAX + 30)), "3", "3", "4", "a", "3"]
+    for number, key in enumerate(keys):
+        request = QueueRequest(4 if number % 9 == 8 else 5, key)
+        wanted, verdict = await _ask(store, request.priority, request.fairness_key)
+        model.add(wanted.run.id, request)
+        assert verdict == Queued(wanted.run.id, model.position(wanted.run.id) or 0)
+    for run_id in model:
+        assert await store.queue_position(run_id) == model.position(run_id)
 
 
 async def test_a_start_does_not_overtake_those_that_wait(store: Store, harness: Harness) -> None:

@@ -22,6 +22,7 @@ from stanchion.core.model import (
 )
 from stanchion.core.plan import Plan, link
 from stanchion.core.queue import (
+    KEYS_COUNTED_MAX,
     QUEUE_TIMEOUT,
     QUEUE_TIMER,
     FairQueue,
@@ -106,6 +107,22 @@ def test_a_position_is_the_number_of_turns_until_it_is_taken(seed: int) -> None:
     positions = {run_id: queue.position(run_id) for run_id in queue}
     taken = iter(queue.take, None)
     assert {run_id: place for place, run_id in enumerate(taken, 1)} == positions
+
+
+def test_among_many_keys_a_position_is_the_last_possible_one() -> None:
+    queue = FairQueue()
+    for number in range(KEYS_COUNTED_MAX + 20):
+        queue.add(RunId(f"first-{number}"), QueueRequest(5, str(number)))
+    for number in (3, 4, 3):
+        queue.add(RunId(f"more-{number}-{len(queue)}"), QueueRequest(5, str(number)))
+    queue.add(RunId("urgent"), QueueRequest(6, ""))
+    positions = {run_id: queue.position(run_id) for run_id in queue}
+    taken = {run_id: place for place, run_id in enumerate(iter(queue.take, None), 1)}
+    for run_id, place in taken.items():
+        told = positions[run_id]
+        assert told is not None
+        assert place <= told <= len(taken)
+        assert told == place or not run_id.startswith("first")
 
 
 def _judged(**facts: object) -> object:

@@ -1,6 +1,6 @@
 -- run_facts: a run and all that it waits for, read atomically.
 -- KEYS   run inbox out buried
--- KEYS   open ready timers outbox rows letters promoted queue queue_ring waiting
+-- KEYS   open ready timers outbox rows letters promoted queue queue_ring queue_turns waiting
 -- ARGV   1 run id  2 jobs at most  3 timers at most  4 dead letters at most
 -- ANSWER the time, {fields of the run}, {entries of the inbox}, due time of the outbox row or '',
 --        {id, state, jobs ahead or '' of each open job}, {due time, content of each timer},

@@ -75,7 +75,8 @@ SELECT id FROM runs WHERE tenant = :tenant AND status = 'queued' ORDER BY create
 SELECT id FROM runs WHERE status = 'queued' ORDER BY created_at, id LIMIT 1
 
 -- name: queue_position
--- Answers (position) of a run that waits: see core.queue.FairQueue.position.
+-- Answers (position) of a run that waits: see core.queue.FairQueue.position. The 100 is its
+-- KEYS_COUNTED_MAX. Only the branch that is chosen is computed.
 WITH mine AS (
     SELECT waiting.tenant, waiting.priority, waiting.fairness_key, fairness_keys.turn,
         (
@@ -83,7 +84,12 @@ WITH mine AS (
             WHERE (earlier.tenant, earlier.priority, earlier.fairness_key)
                 = (waiting.tenant, waiting.priority, waiting.fairness_key)
                 AND earlier.ticket < waiting.ticket
-        ) AS before
+        ) AS before,
+        EXISTS (
+            SELECT 1 FROM fairness_keys AS one
+            WHERE (one.tenant, one.priority) = (waiting.tenant, waiting.priority)
+            LIMIT 1 OFFSET 100
+        ) AS has_many_keys
     FROM runs
         JOIN waiting ON waiting.run = runs.run
         JOIN fairness_keys USING (tenant, priority, fairness_key)
@@ -95,7 +101,27 @@ SELECT
         SELECT count(*) FROM waiting
         WHERE waiting.tenant = mine.tenant AND waiting.priority > mine.priority
     )
-    + (
+    + CASE WHEN mine.has_many_keys AND mine.before = 0 THEN (
+        SELECT count(*) FROM fairness_keys AS other
+        WHERE other.tenant = mine.tenant AND other.priority = mine.priority
+            AND other.turn < mine.turn
+    ) WHEN mine.has_many_keys THEN
+        min(
+            (
+                SELECT count(*) FROM waiting
+                WHERE waiting.tenant = mine.tenant AND waiting.priority = mine.priority
+            ) - (
+                SELECT count(*) FROM waiting
+                WHERE waiting.tenant = mine.tenant AND waiting.priority = mine.priority
+                    AND waiting.fairness_key = mine.fairness_key
+            ),
+            (
+                SELECT (count(*) - 1) * mine.before + sum(other.turn < mine.turn)
+                FROM fairness_keys AS other
+                WHERE other.tenant = mine.tenant AND other.priority = mine.priority
+            )
+        )
+    ELSE (
         SELECT coalesce(
             sum(
                 min(
@@ -113,7 +139,7 @@ SELECT
         FROM fairness_keys AS other
         WHERE other.tenant = mine.tenant AND other.priority = mine.priority
             AND other.fairness_key <> mine.fairness_key
-    )
+    ) END
 FROM mine
 
 -- name: free_key
