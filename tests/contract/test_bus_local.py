@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec.structs import replace
+
 from stanchion.adapters.bus.local import LocalBus
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.core.events import CancelRequested
+from stanchion.core.model import TenantId
 from stanchion.ports.bus import Ack, Retry
 from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.records import OutboxRow
 from stanchion.sim.loop import LoopClock
 from tests.contract.builders import start
-from tests.contract.buses import Desk, consuming, row
+from tests.contract.buses import Desk, consuming, row, rows
 from tests.services.virtual import in_virtual_time
 
 _HOLD_MS = 30_000
@@ -103,3 +106,15 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_stop_the_bus(
         await stage.clock.sleep(1)
     assert asyncio.get_running_loop().time() - began_s < 10
     assert await stage.bus.pending() == 1
+
+
+@in_virtual_time(_Stage)
+async def test_tenants_take_turns_and_the_calls_of_each_keep_their_order(stage: _Stage) -> None:
+    loud, quiet = rows(1_000), [replace(each, tenant=TenantId("quiet")) for each in rows(3)]
+    desk = Desk()
+    await stage.bus.publish(loud)
+    await stage.bus.publish(quiet)
+    async with consuming(stage.bus, desk.handle, at_once_max=1):
+        handled = await desk.next_few(len(loud) + len(quiet))
+    assert handled[:6] == [loud[0], quiet[0], loud[1], quiet[1], loud[2], quiet[2]]
+    assert handled[6:] == loud[3:]

@@ -7,16 +7,20 @@ publishes them again.
 The delay of a retry is waited for here, which makes it exact; the relay only polls. The row is also
 deferred in the store, so that a new process respects the delay and the relay does not publish the
 row again while it waits.
+
+Tenants take turns: the calls of one that has thousands, because all its timers are due at the same
+moment, do not go before those of another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias, assert_never
 
-from stanchion.core.model import RunId
+from stanchion.core.model import RunId, TenantId
 from stanchion.ports.bus import Ack, Bell, Dead, Disposition, Handler, Retry
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendUnavailable, sentence
@@ -33,7 +37,7 @@ class LocalBus:
         self._outbox = outbox
         self._clock = clock
         self._listeners = BellListeners()
-        self._queue: asyncio.Queue[OutboxRow] = asyncio.Queue()
+        self._queue = _Turns()
         self._pending: set[RunId] = set()
         """Runs with a call that is queued, being handled, or waiting for its retry."""
         self._waits: dict[RunId, asyncio.Task[None]] = {}
@@ -45,7 +49,7 @@ class LocalBus:
         for call in calls:
             if call.run_id not in self._pending:
                 self._pending.add(call.run_id)
-                self._queue.put_nowait(call)
+                self._queue.put(call)
                 fresh += 1
         return fresh
 
@@ -81,13 +85,13 @@ class LocalBus:
                 disposition = await handled(handle, call)
             except asyncio.CancelledError:
                 # Not answered: the next consumer gets it.
-                self._queue.put_nowait(call)
+                self._queue.put(call)
                 raise
             match disposition:
                 case Ack() | Dead():
                     self._pending.discard(call.run_id)
                 case Retry(delay_ms=0):
-                    self._queue.put_nowait(call)
+                    self._queue.put(call)
                 case Retry(delay_ms=delay_ms):
                     wait = asyncio.create_task(self._retry(call, delay_ms), name="bus-retry")
                     self._waits[call.run_id] = wait
@@ -103,7 +107,31 @@ class LocalBus:
             return_exceptions=True,
         )
         del self._waits[call.run_id]
-        self._queue.put_nowait(call)
+        self._queue.put(call)
+
+
+class _Turns:
+    """Calls that wait to be handled. Tenants take turns, and the calls of each keep their order."""
+
+    def __init__(self) -> None:
+        self._by_tenant: OrderedDict[TenantId, deque[OutboxRow]] = OrderedDict()
+        self._waiting = asyncio.Semaphore(0)
+
+    def put(self, call: OutboxRow) -> None:
+        """Add a call."""
+        self._by_tenant.setdefault(call.tenant, deque()).append(call)
+        self._waiting.release()
+
+    async def get(self) -> OutboxRow:
+        """Remove and return the next call; wait for one."""
+        await self._waiting.acquire()
+        tenant, calls = next(iter(self._by_tenant.items()))
+        call = calls.popleft()
+        if calls:
+            self._by_tenant.move_to_end(tenant)
+        else:
+            del self._by_tenant[tenant]
+        return call
 
 
 _log: Final = logging.getLogger("stanchion")
