@@ -559,15 +559,6 @@ async def _batches(loud: Loud) -> Awaitable[None]:
     return loud.converse(_batch(loud, "single", {"n": 1}), connections=4)
 
 
-@_neighbour("batches of 1,000 starts, each refused for 100 faults")
-async def _faulty_batches(loud: Loud) -> Awaitable[None]:
-    faulty = {"allOf": [{"properties": {"a": {"enum": [f"{n:0200}"]}}} for n in range(110)]}
-    await loud.apply("strict", _checked(faulty))
-    rows = [{"key": f"k-{number}", "input": {"a": 1}} for number in range(1_000)]
-    batch = loud.request("POST", "/v1/workflows/strict/runs/batch", {"runs": rows})
-    return loud.flood([batch], connections=2)
-
-
 @_neighbour("batches of 1,000 starts of a for-each with 100 items")
 async def _wide_batches(loud: Loud) -> Awaitable[None]:
     each = {"topic": "loud.wide-batch", "for_each": "${input.items}", "input": "${item}"}
@@ -660,12 +651,6 @@ async def _half_logins(loud: Loud) -> Awaitable[None]:
         b"content-type: application/x-www-form-urlencoded\r\ncontent-length: 1000\r\n\r\nkey="
     )
     return loud.keep_open(2_200, [half])
-
-
-@_neighbour("140 waits for a job, in bodies of 1 MB that are blank but for 50 bytes")
-async def _blank_waits(loud: Loud) -> Awaitable[None]:
-    body = b'{"worker_id": "loud", "topics": ["none"], "wait_s": 60}'.ljust(1024 * 1024)
-    return loud.keep_open(140, [loud.request("POST", "/v1/worker/lease", body, role="worker")])
 
 
 @_neighbour("100 chunked bodies in chunks of one byte, 200 at a time")
