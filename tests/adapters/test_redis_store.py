@@ -331,6 +331,24 @@ async def test_thousands_of_jobs_dispatched_by_a_commit_are_one_step_too(
     assert await lease(store, TOPIC, max_jobs=10) == ()
 
 
+async def test_tenants_of_different_shards_take_turns_at_what_is_due(store: RedisStore) -> None:
+    other = TenantId("other")
+    assert shard_of_tenant(other) != shard_of_tenant(ACME)
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=None))
+    wait = planned(workflow("delay", pause=DelaySpec(delay_s=0.001)))
+    early = [await start(store, wait) for _ in range(6)]
+    late = await start(store, wait, tenant=other)
+    await _pass_ms(store, 20)
+    fired = await store.fire_timers(limit=4)
+    assert late in fired
+    assert len(fired) == 4
+    await store.fire_timers(limit=500)
+    rows = await store.take_outbox(limit=4, hold_ms=60_000)
+    assert late in [row.run_id for row in rows]
+    rest = await store.take_outbox(limit=500, hold_ms=60_000)
+    assert sorted(row.run_id for row in (*rows, *rest)) == sorted([*early, late])
+
+
 # ── Starts that share a script ───────────────────────────────────────────────────────────────────
 
 

@@ -62,6 +62,8 @@ async def never() -> None:
 class Bells:
     """A bus that only rings, and remembers."""
 
+    has_turns = True
+
     def __init__(self) -> None:
         self.rung: list[tuple[Bell, str]] = []
         self.is_mute = False

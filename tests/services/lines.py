@@ -52,6 +52,7 @@ class BusLine:
     def __init__(self, calls: LocalBus, listeners: BellListeners) -> None:
         self._calls = calls
         self._listeners = listeners
+        self.has_turns = calls.has_turns
         self.is_away = False
         self.is_mute = False
         """Bells that this replica rings are lost."""

@@ -8,6 +8,7 @@ import pytest
 
 from stanchion.core.model import Topic
 from stanchion.core.workflow import DelaySpec, ForEachSpec
+from stanchion.services.outbox import ROWS_MAX
 from tests.services.stage import World, job, virtual, workflow
 
 ONE = workflow("one", step=job("work"))
@@ -52,6 +53,25 @@ async def test_timers_that_are_due_together_are_all_fired_together(
     one.store.each_way_s = 0.001
     await asyncio.sleep(60 + within_s)
     assert {(await world.run(run_id)).status for run_id in runs} == {"succeeded"}
+    await world.assert_nothing_left()
+
+
+@virtual
+async def test_what_is_due_beyond_one_look_does_not_line_up_at_a_bus_without_turns(
+    world: World,
+) -> None:
+    one = world.add(each_way_s=0)
+    one.bus.has_turns = False
+    await world.define(PAUSE)
+    runs = [await world.start(one, "pause") for _ in range(1_100)]
+    one.store.each_way_s = 0.001
+    await asyncio.sleep(60 + 0.45)
+    assert {(await world.run(run_id)).status for run_id in runs} == {"succeeded"}
+    assert one.bus.published == ROWS_MAX
+    # Once nothing is left over, the bus gets the rows again.
+    last = await world.start(one, "pause")
+    assert await world.ended(last, within_s=61) == "succeeded"
+    assert one.bus.published == ROWS_MAX + 1
     await world.assert_nothing_left()
 
 

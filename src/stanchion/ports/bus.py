@@ -70,6 +70,10 @@ class Bell(StrEnum):
 class Bus(Protocol):
     """Carries calls and bells between replicas."""
 
+    has_turns: bool
+    """Whether tenants take turns at its calls. If not, a call waits for all that were published
+    before it."""
+
     async def publish(self, calls: Sequence[OutboxRow]) -> int:
         """Publish calls to advance these runs; returns how many were new.
 

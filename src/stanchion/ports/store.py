@@ -383,11 +383,16 @@ class Outbox(Protocol):
     async def fire_timers(self, *, limit: int) -> tuple[RunId, ...]:
         """Turn due timers, earliest first, into inbox entries with outbox rows due at once.
 
+        If there are more than ``limit``, tenants may take turns.
+
         Returns one run id for each timer: a run with two due timers appears twice.
         """
 
     async def take_outbox(self, *, limit: int, hold_ms: int) -> tuple[OutboxRow, ...]:
-        """Due rows, earliest first. Each is due again after ``hold_ms`` unless confirmed."""
+        """Due rows, earliest first. Each is due again after ``hold_ms`` unless confirmed.
+
+        If there are more than ``limit``, tenants may take turns: see ``ports.bus.Bus.has_turns``.
+        """
 
     async def confirm_outbox(self, rows: Sequence[OutboxRow]) -> None:
         """Remove those of the rows whose number has not risen and whose run's inbox is empty."""

@@ -5,13 +5,17 @@ run and returns a disposition. A row stays in the store until the commit that em
 inbox. So a lost message, a crashed replica or an unavailable bus delays an event and never loses
 it: the row becomes due again.
 
-While the bus is unavailable the relay handles the rows itself: runs finish without the bus.
+While the bus is unavailable the relay handles the rows itself: runs finish without the bus. It does
+so too while more rows are due than one look takes, unless tenants take turns at the bus: with
+thousands of calls of one tenant on it, those of another would wait for minutes. The rows that are
+left are in the store, which lets tenants take turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, assert_never
 
 from stanchion.core.retry import Backoff, Exponential, backoff_ms
@@ -37,6 +41,10 @@ HOLD_MS: Final = 5_000
 """A published row that was not confirmed becomes due again after this."""
 POLL_S: Final = 0.2
 AT_ONCE_MAX: Final = 64
+HERE_MAX: Final = 128
+"""Rows that the relay handles itself at the same time, while many are due."""
+_HERE_MIN: Final = 32
+"""A look for fewer rows than this is not worth its call."""
 BUS_AWAY_S: Final = 1.0
 """How long after a failure of the bus rows are handled here without trying it."""
 _FAILED_RETRY: Final = Exponential(base_ms=200, cap_ms=10_000, jitter="full")
@@ -97,6 +105,9 @@ class Relay:
         self._outage = OutageLogger("relay_failed", "relay_recovered")
         self._bus_outage = OutageLogger("bus_away", "bus_back")
         self._here: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Event()
+        self._is_behind = False
+        """Whether the last look found as many rows as it could take."""
 
     async def run(self) -> None:
         """Relay due rows until cancelled."""
@@ -109,7 +120,7 @@ class Relay:
                     more = False
                 else:
                     self._outage.worked()
-                if not more:
+                if not more and not (self._is_behind and await self._has_room()):
                     await self._clock.sleep(POLL_S)
         finally:
             for task in self._here:
@@ -118,11 +129,27 @@ class Relay:
     async def relay(self) -> bool:
         """Relay what is due now; return whether there may be more."""
         fired = await self._outbox.fire_timers(limit=TIMERS_MAX)
-        free = ROWS_MAX - len(self._here)
-        rows = await self._outbox.take_outbox(limit=free, hold_ms=HOLD_MS) if free > 0 else ()
-        if rows:
+        has_more = len(fired) == TIMERS_MAX
+        is_here = self._is_behind and not self._bus.has_turns
+        free = (HERE_MAX if is_here else ROWS_MAX) - len(self._here)
+        if free < (_HERE_MIN if is_here else 1):
+            return has_more
+        rows = await self._outbox.take_outbox(limit=free, hold_ms=HOLD_MS)
+        self._is_behind = len(rows) == free
+        if is_here:
+            self._handle_all_here(rows)
+        elif rows:
             await self._publish(rows)
-        return len(fired) == TIMERS_MAX or len(rows) == free > 0
+        return has_more or self._is_behind
+
+    async def _has_room(self) -> bool:
+        """Wait until rows that are handled here have made room for a look; not for long."""
+        self._room.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(POLL_S):
+                await self._room.wait()
+                return True
+        return False
 
     async def _publish(self, rows: Sequence[OutboxRow]) -> None:
         if self._clock.moment() >= self._bus_away_until:
@@ -135,10 +162,18 @@ class Relay:
                 self._bus_outage.worked()
                 self._signals.duplicate_publishes(len(rows) - new)
                 return
+        self._handle_all_here(rows)
+
+    def _handle_all_here(self, rows: Sequence[OutboxRow]) -> None:
         for row in rows:
             task = asyncio.create_task(self._handle_here(row), name=f"call {row.run_id}")
             self._here.add(task)
-            task.add_done_callback(self._here.discard)
+            task.add_done_callback(self._ended_here)
+
+    def _ended_here(self, task: asyncio.Task[None]) -> None:
+        self._here.discard(task)
+        if len(self._here) <= HERE_MAX - _HERE_MIN:
+            self._room.set()
 
     async def _handle_here(self, row: OutboxRow) -> None:
         disposition = await self._calls.handle(row)

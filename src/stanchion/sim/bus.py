@@ -155,6 +155,8 @@ class BusServer:
 class BusPort:
     """The bus port of one replica."""
 
+    has_turns = False
+
     def __init__(self, link: SimLink, server: BusServer) -> None:
         self.link = link
         self._at_once_max = 0

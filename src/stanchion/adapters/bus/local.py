@@ -33,6 +33,8 @@ _MS_PER_S: Final = 1_000
 class LocalBus:
     """Calls and bells within this process."""
 
+    has_turns = True
+
     def __init__(self, outbox: Outbox, clock: Clock) -> None:
         self._outbox = outbox
         self._clock = clock

@@ -57,6 +57,7 @@ class NatsBus:
         timeout_s: float,
         ack_wait_s: float,
     ) -> None:
+        self.has_turns = False  # the stream delivers calls in the order in which it got them
         self._names = names
         self._clock = clock
         self._entropy = entropy
