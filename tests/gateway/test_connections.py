@@ -425,3 +425,24 @@ async def test_an_older_callers_connection_is_not_kept() -> None:
         assert (await server.say(start + b"\r\n{}")).startswith(b"HTTP/1.1 200")
         old = GET.replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\nConnection: keep-alive\r\n")
         assert (await server.say(old + old)).count(b"HTTP/1.1 200") == 1
+
+
+# ── Bodies that arrive with their heads ──────────────────────────────────────────────────────────
+
+
+def _start(body: bytes) -> bytes:
+    return START + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def test_a_body_that_arrived_with_its_head_is_refused_if_it_is_too_large() -> None:
+    async with served(GatewayOptions(body_bytes_max=100)) as server:
+        allowed = _start(b"{}".ljust(100))
+        assert problem(await server.say(allowed)) == (404, "not_found")
+        assert problem(await server.say(_start(b"{}".ljust(101)))) == (413, "body_too_large")
+
+
+async def test_the_memory_of_bodies_that_arrived_with_their_heads_is_bounded() -> None:
+    async with served(GatewayOptions(bodies_bytes_max=150)) as server:
+        for _ in range(3):  # one after the other: each gives back what it took
+            assert problem(await server.say(_start(b"{}".ljust(100)))) == (404, "not_found")
+        assert problem(await server.say(_start(b"{}".ljust(200)))) == (503, "overloaded")

@@ -9,7 +9,7 @@ from stanchion.core.json_value import JsonObject
 from stanchion.core.model import TenantId
 from stanchion.ports.errors import BackendUnavailable
 from stanchion.ports.records import Document, Page, Tenant
-from stanchion.services.settings import LISTED_MAX, TenantConfigs
+from stanchion.services.settings import BELIEVED_MS, LISTED_MAX, TenantConfigs
 from stanchion.sim import loop
 from tests.services.virtual import in_virtual_time
 
@@ -57,6 +57,20 @@ async def test_tenants_that_want_nothing_cost_one_read_for_all_of_them(stage: St
     for number in range(1_000):
         assert await stage.here.admission(TenantId(f"tenant-{number}")) is None
     assert (stage.store.lists, stage.store.reads) == (1, 0)
+
+
+@virtual
+async def test_a_tenant_has_no_override_without_a_read_only_while_that_is_believed(
+    stage: Stage,
+) -> None:
+    assert not stage.here.has_none(ACME)  # nothing was read yet
+    assert await stage.here.admission(ACME) is None
+    assert stage.here.has_none(ACME)
+    await stage.clock.sleep(BELIEVED_MS / 1_000)
+    assert not stage.here.has_none(ACME)
+    await stage.there.put(ACME, Tenant(admission=LOCK))
+    assert await stage.here.admission(OTHER) is None
+    assert (stage.here.has_none(ACME), stage.here.has_none(OTHER)) == (False, True)
 
 
 @virtual

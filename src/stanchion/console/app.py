@@ -425,11 +425,11 @@ class Console:
         title = _TITLES.get(refusal.status, "Not possible")
         text = template.render({**common, "page": None, "title": title, "refusal": refusal})
         token = None if visitor is None else visitor.form_token
-        answer = _html(refusal.status, text.replace(self._placeholder, token or ""))
+        more: list[tuple[bytes, bytes]] = []
         if refusal.retry_after_ms is not None:
             seconds = retry_after_s(refusal.retry_after_ms)
-            answer.headers.append((b"retry-after", str(seconds).encode()))
-        return answer
+            more.append((b"retry-after", str(seconds).encode()))
+        return _html(refusal.status, text.replace(self._placeholder, token or ""), more)
 
     def _bare_view(self, exchange: Exchange, visitor: Visitor) -> View:
         """The view of a page that says why there is no other page: its address may be wrong."""
@@ -586,9 +586,9 @@ def _done(query: Form) -> str | None:
 _DIGITS_MAX: Final = 9
 
 
-def _html(status: int, text: str) -> EncodedAnswer:
+def _html(status: int, text: str, more: Sequence[tuple[bytes, bytes]] = ()) -> EncodedAnswer:
     body = text.encode("utf-8", "replace")
-    return EncodedAnswer(status, body, [(b"content-type", _HTML), *_HEADERS])
+    return EncodedAnswer(status, body, [(b"content-type", _HTML), *_HEADERS, *more])
 
 
 def _forbidden(needs: str, visitor: Visitor) -> Refusal:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -34,6 +34,9 @@ from stanchion.services.watchdog import LoopWatchdog
 from stanchion.wire.problems import Code
 
 _PREPARE_S: Final = 2.0
+_CACHED_MAX: Final = 512
+"""Paths whose endpoint is remembered."""
+_CACHED_CHARS_MAX: Final = 100
 
 
 def make_app(services: Services, options: GatewayOptions | None = None) -> Gateway:
@@ -217,13 +220,18 @@ class Paths(Generic[_Endpoint]):
     def __init__(self, endpoints: Mapping[str, _Endpoint]) -> None:
         self.left_out = [path for path in endpoints if any(f"{{{name}}}" in path for name in PATHS)]
         """Templates with a parameter that may contain a slash."""
+        self._cached = lru_cache(maxsize=_CACHED_MAX)(self._look_up)
         self._root: _Node[_Endpoint] = _Node()
         for template, endpoint in endpoints.items():
             if template not in self.left_out:
                 self._put(template.split("/"), endpoint)
 
-    def find(self, path: str) -> tuple[_Endpoint, dict[str, str]] | None:
+    def find(self, path: str) -> tuple[_Endpoint, Mapping[str, str]] | None:
         """The endpoint and the values of its path parameters; ``None`` if no template matches."""
+        # Most requests are for a few paths: those of starts, leases and results.
+        return self._cached(path) if len(path) <= _CACHED_CHARS_MAX else self._look_up(path)
+
+    def _look_up(self, path: str) -> tuple[_Endpoint, Mapping[str, str]] | None:
         node, segments = self._root, path.split("/")
         for segment in segments:
             below = node.words.get(segment) or (node.anything if segment else None)

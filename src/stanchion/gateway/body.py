@@ -85,6 +85,12 @@ class Bodies:
         self._hold(0, len(first), tenant)
         return first
 
+    def take(self, whole: bytes, tenant: TenantId | None, *, bytes_max: int | None = None) -> bytes:
+        """``read`` for a body that has arrived already."""
+        _refuse_large(len(whole), self._options.body_bytes_max if bytes_max is None else bytes_max)
+        self._hold(0, len(whole), tenant)
+        return whole
+
     def done(self, size: int, tenant: TenantId | None) -> None:
         """A body of this tenant is no longer in use."""
         self._held_bytes -= size

@@ -32,11 +32,21 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 _HARDENING: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+_JSON: Final = b"application/json"
+_JSON_HEAD: Final = b"".join(
+    (
+        b"content-type: %b\r\ncontent-length: %%d\r\nx-request-id: %%b\r\n" % _JSON,
+        *(b"%b: %b\r\n" % header for header in _HARDENING),
+    )
+)
+"""The headers of most answers, as text: their length and the id of the request are missing."""
 _NO_EXTENSIONS: Final[Mapping[str, Any]] = {}
 GONE: Final = "stanchion.gone"
 """The ASGI extension that calls a function when the client disconnects."""
 ANSWER: Final = "stanchion.answer"
 """The ASGI extension that takes a whole answer at once: one write instead of two."""
+BODY: Final = "stanchion.body"
+"""The ASGI extension that gives the whole body at once if it has arrived, or ``None``."""
 REST: Final = "stanchion.rest"
 """The ASGI extension that stops reading from the connection for a second."""
 STREAM: Final = "stanchion.stream"
@@ -72,12 +82,15 @@ class EncodedAnswer(NamedTuple):
 
     status: int
     body: bytes
-    headers: list[tuple[bytes, bytes]]
+    headers: list[tuple[bytes, bytes]] | None
+    """``None``: only that the body is JSON, as in most answers."""
 
 
 def ready(reply: Reply) -> EncodedAnswer:
     """Encode a reply."""
     value = reply.value
+    if reply.headers == () and reply.content_type == _JSON and not isinstance(value, bytes):
+        return EncodedAnswer(reply.status, _encode(value), None)
     body = value if isinstance(value, bytes) else _encode(value)
     return EncodedAnswer(
         reply.status, body, [(b"content-type", reply.content_type), *reply.headers]
@@ -171,16 +184,23 @@ class Exchange:
         self,
         status: int,
         body: bytes,
-        headers: list[tuple[bytes, bytes]],
+        headers: list[tuple[bytes, bytes]] | None,
         *,
         is_private: bool = True,
     ) -> None:
+        take = self.scope.get("extensions", _NO_EXTENSIONS).get(ANSWER)
+        if headers is None:
+            if take is not None and len(body) <= PART_BYTES and self.scope["method"] != "HEAD":
+                head = _JSON_HEAD % (len(body), self.request_id.encode())
+                if take(status, head, body):
+                    self._observe(time.perf_counter() - self._began_s, status)
+                    return
+            headers = [(b"content-type", _JSON)]
         headers.append((b"content-length", b"%d" % len(body)))
         headers.append((b"x-request-id", self.request_id.encode()))
         headers.extend(_HARDENING if is_private else _HARDENING[:1])
         if self.scope["method"] == "HEAD":
             body = b""
-        take = self.scope.get("extensions", _NO_EXTENSIONS).get(ANSWER)
         if take is None or len(body) > PART_BYTES or not take(status, headers, body):
             await self.send({"type": "http.response.start", "status": status, "headers": headers})
             # Each send waits until the client has read the parts before it.
@@ -221,6 +241,12 @@ class Exchange:
             async for part in parts:
                 # Waits while the client is behind; the protocol disconnects one that stays behind.
                 await self.send({"type": "http.response.body", "body": part, "more_body": True})
+
+    def whole_body(self) -> bytes | None:
+        """The body, if all of it has arrived and nothing of it was read; else ``None``."""
+        offer = self.scope.get("extensions", _NO_EXTENSIONS).get(BODY)
+        body: bytes | None = None if offer is None else offer()
+        return body
 
     def when_gone(self, then: Callable[[], object]) -> None:
         """Have ``then`` called when the client disconnects. Only our server supports it.

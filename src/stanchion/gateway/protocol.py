@@ -43,7 +43,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from stanchion.gateway.exchange import ANSWER, GONE, REST, STREAM, Receive, Send
+from stanchion.gateway.exchange import ANSWER, BODY, GONE, REST, STREAM, Receive, Send
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, answer_parts
 from stanchion.gateway.route import PROBES
@@ -164,7 +164,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._gone = _do_nothing
         for cycle in (self._under_way, self.cycle, *(queued for queued, _ in self.pipeline)):
             if cycle is not None:
-                cycle.scope["extensions"].pop(ANSWER, None)
+                _unbind(cycle)
         self._under_way = self.scope = self.headers = self.cycle = None  # type: ignore[assignment] # as the base class has them before the first request
         self._offers = {}
         self.pipeline.clear()
@@ -292,7 +292,9 @@ class GuardedProtocol(HttpToolsProtocol):
             # Keep reading, or a disconnect goes unnoticed.
             self.flow.resume_reading()
         # Bound to this cycle: each of several pipelined requests has a cycle of its own.
-        self._offers[ANSWER] = partial(self._answer, self.cycle)
+        cycle = self.cycle
+        self._offers[ANSWER] = partial(self._answer, cycle)
+        self._offers[BODY] = partial(_whole_body, cycle)
 
     def on_body(self, body: bytes) -> None:
         self._silent_bytes = 0
@@ -319,7 +321,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._under_way is not None:
             # Break the reference cycle: the garbage collector would pause the server to collect
             # thousands of them.
-            self._under_way.scope["extensions"].pop(ANSWER, None)
+            _unbind(self._under_way)
         is_last = not self.pipeline
         super().on_response_complete()
         if is_last:
@@ -406,20 +408,21 @@ class GuardedProtocol(HttpToolsProtocol):
         self,
         cycle: RequestResponseCycle,
         status: int,
-        headers: Sequence[tuple[bytes, bytes]],
+        headers: Sequence[tuple[bytes, bytes]] | bytes,
         body: bytes,
     ) -> bool:
         """Write a whole answer at once, which the cycle's ``send`` would do in two steps.
 
+        Headers may be given as text; then they do not close the connection.
         ``False`` if the client is behind with reading: then the caller must use ``send``, and wait.
         """
         if cycle.response_started or self.flow.write_paused:
             return False
         if cycle.disconnected:
             return True
-        always, given = _lines(tuple(cycle.default_headers)), _text(headers)
-        end = b"\r\n"
-        if _CLOSE in headers:
+        always, end = _lines(tuple(cycle.default_headers)), b"\r\n"
+        given = headers if isinstance(headers, bytes) else _text(headers)
+        if not isinstance(headers, bytes) and _CLOSE in headers:
             cycle.keep_alive = False
         elif not cycle.keep_alive:
             end = b"connection: close\r\n\r\n"
@@ -525,6 +528,23 @@ async def _refuse_for_lack_of_slots(_scope: object, _receive: Receive, send: Sen
     headers = [*headers, (b"content-length", b"%d" % len(body)), _CLOSE]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _unbind(cycle: RequestResponseCycle) -> None:
+    offers = cycle.scope["extensions"]
+    offers.pop(ANSWER, None)
+    offers.pop(BODY, None)
+
+
+def _whole_body(cycle: RequestResponseCycle) -> bytes | None:
+    """What ``receive`` would return of a body that has arrived, without a coroutine."""
+    if cycle.more_body or cycle.disconnected or cycle.response_complete:
+        return None
+    body, cycle.body = bytes(cycle.body), bytearray()
+    cycle.waiting_for_100_continue = False
+    cycle.flow.resume_reading()
+    cycle.message_event.clear()
+    return body
 
 
 def _text(headers: Sequence[tuple[bytes, bytes]]) -> bytes:

@@ -299,7 +299,9 @@ class Admitter:
         is answered here neither decides nor makes a query of its own. ``None`` means: go on.
         Raises ``BackendError``.
         """
-        override = await self.tenants.admission(call.tenant)
+        override = None
+        if not self.tenants.has_none(call.tenant):
+            override = await self.tenants.admission(call.tenant)
         if effective_admission(self._settings(), override).strategy is not Strategy.ATOMIC:
             # The tenant's lock serializes the callers; a caller that waits too long gets gate_busy.
             return None
@@ -688,7 +690,7 @@ class Admitter:
         """Ring the bells for the jobs, the tenant's feed and the run's end."""
         run, transition, bus = ready.admission.run, ready.admission.transition, self._context.bus
         self._on_admitted(run, ready.plan)
-        for topic in sorted(_topics(transition)):
+        for topic in _topics(transition):
             bus.ring(Bell.READY, topic)
         bus.ring(Bell.CHANGED, run.tenant)
         if run.status.is_finished:
@@ -722,7 +724,7 @@ class Admitter:
         else:
             for admission in starts:
                 self._on_admitted(admission.run, plan)
-        for topic in sorted(_topics(starts.first.transition)):
+        for topic in _topics(starts.first.transition):
             bus.ring(Bell.READY, topic)
         bus.ring(Bell.CHANGED, starts.first.run.tenant)
 
@@ -753,9 +755,10 @@ def _by_items(admissions: Sequence[Admission]) -> Iterator[list[Admission]]:
         yield part
 
 
-def _topics(transition: Transition) -> set[Topic]:
-    """The topics of the jobs that a transition dispatches."""
-    return {each.job.topic for each in transition.effects if isinstance(each, DispatchJob)}
+def _topics(transition: Transition) -> Sequence[Topic]:
+    """The topics of the jobs that a transition dispatches, in a fixed order."""
+    topics = [each.job.topic for each in transition.effects if isinstance(each, DispatchJob)]
+    return topics if len(topics) == 1 else sorted({*topics})
 
 
 def _end_span(

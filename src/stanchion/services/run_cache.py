@@ -162,6 +162,9 @@ def _is_wide(run: Run) -> bool:
 
 def _input_size_of(run: Run) -> int:
     """Roughly the memory of a run's input."""
+    text_bytes = len(msgspec.json.encode(run.input))
+    if text_bytes <= _SHORT_INPUT_BYTES:  # every start comes through here
+        return _BYTES_PER_CHAR * text_bytes
     own = _size_of_value(run.input, RUN_KEPT_BYTES_MAX)
     if own > RUN_KEPT_BYTES_MAX and _is_wide(run):
         # Not counted value by value: that would hold the event loop for several milliseconds.

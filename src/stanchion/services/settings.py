@@ -308,10 +308,20 @@ class TenantConfigs:
 
     async def admission(self, tenant: TenantId) -> JsonObject | None:
         """The tenant's admission override; ``None`` if it has none. Raises ``BackendError``."""
+        if self.has_none(tenant):
+            return None
         listed = await self._believed(_LIST, self._read_list)
         if listed is not None and tenant not in listed:
             return None
         return await self._believed(tenant, lambda: self._read_tenant(tenant))
+
+    def has_none(self, tenant: TenantId) -> bool:
+        """Whether the tenant is known to have no admission override, without a read."""
+        known = self._known.get(_LIST)
+        if known is None or self._clock.moment() - known[1] >= BELIEVED_MS:
+            return False
+        listed = known[0]
+        return isinstance(listed, frozenset) and tenant not in listed
 
     async def _read_list(self) -> frozenset[str] | None:
         """The tenants that may have an override; ``None`` if there are too many to list."""

@@ -632,7 +632,9 @@ class Deadline(TaskCancellation):
     def __init__(
         self, everyone: dict[Deadline, None], task: asyncio.Task[Any], began_s: float, due_s: float
     ) -> None:
-        super().__init__(task)
+        # As in the class above, without a call: every start has two.
+        self._task = task
+        self._cancelling = task.cancelling()
         self._all = everyone
         self.began_s = began_s
         self.due_s = due_s

@@ -311,7 +311,7 @@ def encode_admissions(
             ask["timeline"] = [to_json(entry) for entry in each.transition.timeline]
         if each.definitions is not first.definitions:
             ask["definitions"], ask["shared"] = _definitions(each.definitions)
-        if each.budget is not first.budget:
+        if each.budget is not first.budget and each.budget != first.budget:
             ask["budget"] = each.budget
         if each.audit is not None:
             ask["audit"] = audit_words(each.audit, audit_ttl_ms)
