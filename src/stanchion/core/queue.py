@@ -22,31 +22,54 @@ decided on, so a crash between two steps does not leave a slot free.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from enum import StrEnum
 from itertools import zip_longest
-from typing import Annotated, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 from stanchion.core.events import Timer, TimerKind
 from stanchion.core.model import Instant, Run, RunId, RunStatus
+from stanchion.core.queue_terms import (
+    FAIRNESS_KEY_CHARS_MAX,
+    PRIORITY_DEFAULT,
+    PRIORITY_MAX,
+    OnFull,
+    Priority,
+    QueueMax,
+    QueueWaitS,
+)
 from stanchion.core.transition import Transition
 
-PRIORITY_MAX: Final = 9
-Priority: TypeAlias = Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]
-"""Higher ones are served first."""
-PRIORITY_DEFAULT: Final = 5
-FAIRNESS_KEY_CHARS_MAX: Final = 64
-QueueMax: TypeAlias = Annotated[int, Meta(ge=1, le=10_000)]
-"""How many runs of a tenant may wait."""
+__all__ = [
+    "ANY_PLACE",
+    "ENDS_MAX",
+    "ENDS_MIN",
+    "FAIRNESS_KEY_CHARS_MAX",
+    "KEYS_COUNTED_MAX",
+    "PRIORITY_DEFAULT",
+    "PRIORITY_MAX",
+    "PROMOTED_AT_ONCE_MAX",
+    "PROMOTED_ENTRY",
+    "QUEUE_TIMEOUT",
+    "QUEUE_TIMER",
+    "FairQueue",
+    "OnFull",
+    "Priority",
+    "QueueMax",
+    "QueueRequest",
+    "QueueWaitS",
+    "SlotUse",
+    "estimate_s",
+    "frees_key",
+    "goes_on",
+    "has_begun",
+]
+
 KEYS_COUNTED_MAX: Final = 100
 """Fairness keys of one priority for which a position is exact. To look at each of thousands, for
 each start, would take a store milliseconds."""
 PROMOTED_AT_ONCE_MAX: Final = 100
 """Runs that one step promotes: some 10 ms of work for SQLite or Redis."""
-QueueWaitS: TypeAlias = Annotated[float, Meta(ge=0.1, le=604_800)]
-"""How long a run may wait."""
 QUEUE_TIMEOUT: Final = "queue_timeout"
 """The error code of a run that waited too long."""
 QUEUE_TIMER: Final = Timer(TimerKind.QUEUE)
@@ -55,13 +78,6 @@ PROMOTED_ENTRY: Final = "promoted"
 ENDS_MIN: Final = 2
 ENDS_MAX: Final = 20
 """How many ends of runs an estimate is made from."""
-
-
-class OnFull(StrEnum):
-    """What a start gets if its tenant has no free slot."""
-
-    REJECT = "reject"
-    QUEUE = "queue"
 
 
 class QueueRequest(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -16,7 +16,7 @@ from stanchion.cli.completion import complete_keys, complete_tenants
 from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.session import Session, calls_server, json_of, list_command, number_in, time_of
 from stanchion.cli.text import SpareHeading, cell, clock, pairs, whole_ident
-from stanchion.core.queue import OnFull, QueueMax, QueueWaitS
+from stanchion.core.queue_terms import OnFull, QueueMax, QueueWaitS
 
 
 @click.group("tenant")

@@ -63,7 +63,7 @@ from stanchion.cli.text import (
     table,
     whole_ident,
 )
-from stanchion.core.queue import PRIORITY_DEFAULT, OnFull, Priority
+from stanchion.core.queue_terms import PRIORITY_DEFAULT, OnFull, Priority
 
 _STATUSES = (
     *("queued", "pending", "running", "waiting"),
