@@ -373,6 +373,24 @@ async def test_a_script_judges_only_so_many_starts(store: RedisStore, server: Se
     assert _commands(server, "evalsha") - before == 3
 
 
+async def test_starts_with_large_inputs_or_many_jobs_are_judged_by_themselves(
+    store: RedisStore, server: Server
+) -> None:
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=None))
+    await start(store)
+    before = _commands(server, "evalsha")
+    small, large, nested = [admission(await store.now()) for _ in range(3)]
+    large = replace(large, run=replace(large.run, input={"text": "x" * 9_000}))
+    nested = replace(nested, run=replace(nested.run, input={"rows": [[1, {"a": 2}]] * 300}))
+    many = admission(await store.now())
+    effects = (*many.transition.effects, *_jobs(many.run.id, 9))
+    many = replace(many, transition=replace(many.transition, effects=effects))
+    wanted = [small, large, nested, many, admission(await store.now())]
+    verdicts = await asyncio.gather(*(_admit(store, each) for each in wanted))
+    assert verdicts == [Admitted(each.run.id) for each in wanted]
+    assert _commands(server, "evalsha") - before == 4
+
+
 async def test_a_start_that_cannot_be_encoded_does_not_take_others_along(store: RedisStore) -> None:
     wanted = admission(await store.now())
     faulty = replace(wanted, run=replace(wanted.run, input={"say": object()}))

@@ -35,6 +35,7 @@ from stanchion.core.admission import (
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import OverBudget
 from stanchion.core.events import Event
+from stanchion.core.json_value import JsonValue
 from stanchion.core.model import (
     Instant,
     Item,
@@ -110,6 +111,10 @@ _ALIKE_ROWS: Final = 50
 200: it keeps all words of a script until its end."""
 _TOGETHER_MAX: Final = 32
 """Single admissions of a tenant that one script judges: it holds the server for about 1 ms."""
+_EFFECTS_TOGETHER_MAX: Final = 8
+"""A run that begins with more jobs and timers than this is admitted by a script of its own."""
+_INPUT_TOGETHER_MAX: Final = 8 * 1024
+"""So is one with a larger input, in bytes, roughly: the inputs of 32 are encoded in one go."""
 _TOGETHER_S: Final = 0.05
 """How far apart their time limits may be: the earliest one is that of all."""
 _MISSES: Final = {
@@ -174,7 +179,8 @@ class RedisRuns(Sharded):
         sent and read once more.
         """
         run = admission.run
-        if run.items:
+        is_wide = run.items or len(admission.transition.effects) > _EFFECTS_TOGETHER_MAX
+        if is_wide or not _is_short(run.input):
             return await self._admit_alone(admission, within_ms)
         loop = asyncio.get_running_loop()
         latest_s = loop.time() + within_ms / 1000
@@ -769,6 +775,22 @@ _REFUSED: Final[Mapping[bytes, Verdict]] = {
     b"tick_taken": TickTaken(),
     b"too_late": TooLate(),
 }
+
+
+def _is_short(value: JsonValue) -> bool:
+    """Whether an input is short enough to be encoded with others."""
+    size, left = 0, [value]
+    while left and size <= _INPUT_TOGETHER_MAX:
+        each = left.pop()
+        size += 16
+        if type(each) is str:
+            size += len(each)
+        elif type(each) is list:
+            left += each
+        elif type(each) is dict:
+            size += sum(map(len, each))
+            left += each.values()
+    return size <= _INPUT_TOGETHER_MAX
 
 
 def _send_alone(waiting: Iterable[_WaitingAdmission]) -> None:
