@@ -15,6 +15,10 @@ each place of the sample counts how often its change would make a difference. On
 are played, those with the highest counts first. A change of what is executed at import counts as a
 difference on every day.
 
+The sample of a seed changes with every change of the code. ``--of COMMIT`` takes it from an earlier
+version and seeks each change in the present code, by function, statement and text; changes that
+are no longer there are left out.
+
 The table goes to ``reports/mutation.md``. Each result is kept in ``reports/mutation.jsonl``, the
 recording in ``reports/mutation-days.json``: a run that was stopped goes on where it was. Remove
 both files after a change of the code; results of mutants that were noticed may stay.
@@ -36,6 +40,7 @@ import os
 import resource
 import subprocess
 import sys
+import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +48,7 @@ from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -160,16 +166,15 @@ def _is_text(node: ast.BinOp) -> bool:
     )
 
 
-def places(file: Path) -> Iterator[Place]:
+def places(name: str, text: str) -> Iterator[Place]:
     """Every change that can be made in a file."""
-    tree = ast.parse(file.read_text())
+    tree = ast.parse(text)
     skipped = _unseen(tree)
     for number, node in enumerate(ast.walk(tree)):
         if id(node) in skipped:
             continue
         new = changed(node)
         if new is not None:
-            name = str(file.relative_to(_SOURCE))
             yield Place(name, number, getattr(node, "lineno", 0), _text(node), _text(new))
 
 
@@ -203,15 +208,82 @@ def _text(node: ast.AST) -> str:
     return line if len(line) <= _TEXT_MAX else f"{line[: _TEXT_MAX - 3]}..."
 
 
-def sample(count: int, seed: int) -> list[Place]:
-    """The mutants of a seed."""
+def sources(commit: str | None) -> dict[str, str]:
+    """The texts of the files that mutants change, of a commit or as they are."""
+    if commit is None:
+        return {str(each.relative_to(_SOURCE)): each.read_text() for each in _files(_SOURCE)}
+    done = subprocess.run(  # noqa: S603 - our own repository
+        ["git", "archive", commit, "src"],  # noqa: S607 - whichever git there is
+        capture_output=True,
+        check=True,
+        cwd=_ROOT,
+    )
+    with TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+        old = Path(folder) / "src"
+        return {str(each.relative_to(old)): each.read_text() for each in _files(old)}
+
+
+def _files(source: Path) -> list[Path]:
     files: list[Path] = []
     for place in _PLACES:
-        at = _SOURCE / "stanchion" / place
+        at = source / "stanchion" / place
         files += [at] if at.is_file() else sorted(at.rglob("*.py"))
-    every = [place for file in files for place in places(file)]
+    return files
+
+
+def sample(count: int, seed: int, commit: str | None = None) -> list[Place]:
+    """The mutants of a seed."""
+    texts = sources(commit)
+    every = [place for name, text in texts.items() for place in places(name, text)]
     chosen = Random(seed).sample(every, min(count, len(every)))  # noqa: S311 - to be foreseen
+    if commit is not None:
+        chosen = sought(chosen, texts)
     return sorted(chosen, key=lambda each: (each.file, each.line, each.node))
+
+
+def sought(chosen: Sequence[Place], texts: dict[str, str]) -> list[Place]:
+    """Those of the changes of other texts that are in the present code, as they are there.
+
+    A change whose function or statement is no longer there is sought by its text alone: it has
+    moved if one place of the file has this text.
+    """
+    now = sources(None)
+    there: list[Place] = []
+    for file in sorted({each.file for each in chosen} & set(now)):
+        old, new = _named(file, texts[file]), _named(file, now[file])
+        by_name = {name: place for place, name in new.items()}
+        for place in (each for each in chosen if each.file == file):
+            alike = [each for each in new if each[3:] == place[3:]]
+            found = by_name.get(old[place]) or (alike[0] if len(alike) == 1 else None)
+            if found is not None:
+                there.append(found)
+    return there
+
+
+def _named(file: str, text: str) -> dict[Place, tuple[str | int, ...]]:
+    """Names of changes without lines: function, statement, text, and which of those it is."""
+    outer: dict[int, tuple[str, str]] = {}
+
+    def descend(node: ast.AST, function: str, statement: str) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            function = f"{function}.{node.name}"
+        if isinstance(node, ast.stmt):
+            statement = ast.unparse(node).partition("\n")[0]
+        outer[id(node)] = (function, statement)
+        for child in ast.iter_child_nodes(node):
+            descend(child, function, statement)
+
+    tree = ast.parse(text)
+    descend(tree, "", "")
+    nodes = list(ast.walk(tree))
+    seen: Counter[tuple[str, ...]] = Counter()
+    found: dict[Place, tuple[str | int, ...]] = {}
+    for place in places(file, text):
+        name = (*outer[id(nodes[place.node])], place.before, place.after)
+        seen[name] += 1
+        found[place] = (*name, seen[name])
+    return found
 
 
 # ── One mutant, in a process of its own ──────────────────────────────────────────────────────────
@@ -630,6 +702,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Change the code by machine; see who notices.")
     parser.add_argument("--sample", type=int, default=300, help="mutants; default 300")
     parser.add_argument("--seed", type=int, default=20, help="of the sample; default 20")
+    parser.add_argument("--of", metavar="COMMIT", help="take the sample from an earlier version")
     parser.add_argument("--days", type=int, default=200, help="for each mutant; default 200")
     parser.add_argument("--workers", type=int, default=1, help="processes; default 1")
     parser.add_argument("--timeout-s", type=float, default=7200, help="of a process; default 7200")
@@ -640,7 +713,7 @@ def main() -> int:
     if given.task:
         print(json.dumps(do(json.load(sys.stdin))))
         return 0
-    mutants = sample(given.sample, given.seed)
+    mutants = sample(given.sample, given.seed, given.of)
     if given.part is not None:
         mutants = mutants[:: max(1, len(mutants) // given.part)]
     reports = _ROOT / "reports"
