@@ -8,7 +8,9 @@ from stanchion.adapters.system import ManualClock
 from stanchion.core.model import StepId, Topic, WorkflowId
 from stanchion.core.workflow import ForEachSpec, Workflow
 from stanchion.ports.locks import Granted
+from stanchion.sim.scenario import draw
 from stanchion.sim.servers import SimStore
+from stanchion.sim.world import play
 from tests.contract.builders import advance
 from tests.core.world import World, died, planned, replayed
 from tests.services.stage import World as Stage
@@ -74,3 +76,9 @@ async def test_a_lock_server_without_memory_and_time_may_give_a_borrowed_fence_o
         for token in ("two", "three")
     ]
     assert borrowed[0] == borrowed[1] == Granted(first.fence + 1)
+
+
+def test_a_lease_of_a_removed_run_is_forgotten_with_it() -> None:
+    # long 5: the ledger looked for a job whose cancelled run had been removed before the lease of
+    # its worker ended.
+    assert play(draw(5, "long")).broken == ()

@@ -161,6 +161,7 @@ class BusPort:
         self.link = link
         self._at_once_max = 0
         self.on_answer: Callable[[OutboxRow, Disposition], None] = lambda _row, _said: None
+        self.on_bell: Callable[[Bell, str], None] = lambda _bell, _note: None
         self._server = server
         self._listeners = BellListeners()
         self._handle: Handler | None = None
@@ -200,6 +201,7 @@ class BusPort:
             hand.add_done_callback(lambda hand: self._hands.pop(hand, None))
 
     def ring(self, bell: Bell, note: str = "") -> None:
+        self.on_bell(bell, note)
         self._listeners.hear(bell, note)
         if not self.link.cut_there and not self._server.is_down:
             self._server.process.later(
@@ -208,6 +210,7 @@ class BusPort:
 
     def hear(self, bell: Bell, note: str) -> None:
         """Receive a bell of another replica."""
+        self.on_bell(bell, note)
         self._listeners.hear(bell, note)
 
     def listen(self, bell: Bell, hear: Callable[[str], None]) -> Callable[[], None]:

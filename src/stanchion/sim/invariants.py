@@ -90,6 +90,14 @@ def renewal_extends_what_stands(
         yield f"{name} was renewed with fence {fence}; it is held by {holder} until {until}"
 
 
+def refusal_names_an_end(
+    name: str, *, in_ms: int, ends: Sequence[Instant], now: Instant
+) -> Iterator[str]:
+    """Who does not get a lock is told when it ends: not after every lease and ticket of it."""
+    if not 0 <= in_ms <= max(ends) - now:
+        yield f"{name} is said to end in {in_ms} ms; its last end is in {max(ends) - now} ms"
+
+
 def owner_can_write(name: str, fence: int, *, is_written: bool) -> Iterator[str]:
     """A register refuses no holder that owns its lease: its fence is above all earlier ones."""
     if not is_written:
@@ -495,6 +503,12 @@ def call_retries_in_bounds(delay_ms: int, settings: Iterable[Settings]) -> Itera
         yield f"a call is retried after {delay_ms} ms, but policy allows {windows}"
 
 
+def version_counts(run_id: str, *, before: Stamp, now: Stamp) -> Iterator[str]:
+    """Every change of a run raises its version by one."""
+    if now.version != before.version + 1:
+        yield f"run {run_id} had version {before.version}, and has {now.version}"
+
+
 def settings_in_force(
     replica: str, *, stored: Settings | None, acts_by: Settings, has_read: Settings
 ) -> Iterator[str]:
@@ -554,6 +568,12 @@ def waited_as_asked(waited_s: float, asked_s: float) -> Iterator[str]:
     """A caller repeats a request not earlier than the answer has asked for."""
     if waited_s + 0.001 < asked_s:
         yield f"a caller was asked to wait for {asked_s:g} s, and waited for {waited_s:.3f} s"
+
+
+def asks_no_longer_than_it_waits(what: str, asked_s: float, left_s: float) -> Iterator[str]:
+    """A caller asks a server to wait no longer than the caller itself has time left."""
+    if asked_s > max(0.0, left_s) + 0.003:
+        yield f"{what}: {asked_s:.3f} s are asked for, and {left_s:.3f} s are left"
 
 
 def timers_in_bounds(plan: Plan, transition: Transition) -> Iterator[str]:

@@ -9,7 +9,7 @@ of the registers is judged: the owner of a lease can write, and a fence has one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -54,6 +54,7 @@ class TurnsPort(LockPort):
         """When a call was last not answered."""
         self.tickets: set[str] = set()
         """Tokens of waiters that have joined a queue, and not left it. A grant removes them."""
+        self.on_join: Callable[[str, str, int], None] = lambda _name, _token, _ms: None
 
     async def acquire(
         self, name: str, token: str, *, ttl_ms: int, within_ms: int, floor: int = 0
@@ -90,11 +91,12 @@ class TurnsPort(LockPort):
 
     async def join(self, name: str, token: str, *, ticket_ms: int, within_ms: int) -> Place:
         self.tickets.add(token)
-        return await self.link.ask(
-            "join",
-            lambda: at_once(self.real.join(name, token, ticket_ms=ticket_ms, within_ms=within_ms)),
-            bound_s=min(BOUND_S, within_ms / 1000),
-        )
+
+        def execute() -> Place:
+            self.on_join(name, token, ticket_ms)
+            return at_once(self.real.join(name, token, ticket_ms=ticket_ms, within_ms=within_ms))
+
+        return await self.link.ask("join", execute, bound_s=min(BOUND_S, within_ms / 1000))
 
     async def bell(self, name: str, token: str, *, at_most_ms: int) -> bool:
         del name, token
@@ -179,6 +181,7 @@ class LeaseUsers:
         )
         world.user_links.append(link)
         port = self._ports[process.name] = TurnsPort(link, world.locks, world.ledger.locks)
+        port.on_join = world.ledger.locks.joined
         leases = _leases(port, clock, process.name)
         self._open.append(leases)
         hold_number = 0

@@ -23,6 +23,7 @@ from stanchion.core.model import Instant, JobId, Risk, Run, RunId, TenantId
 from stanchion.core.plan import Plan
 from stanchion.core.settings import DEFAULTS, Settings, read_settings
 from stanchion.core.topic_limits import TokenGrant, TopicLimit, token_ttl_ms
+from stanchion.core.transition import TimelineEntry
 from stanchion.core.why import Finding, RunFacts, Surroundings, why
 from stanchion.gateway.cursors import KEY_TRUSTED_MS
 from stanchion.ports.bus import Disposition, Retry
@@ -52,6 +53,7 @@ from stanchion.services.gate_answers import (
 )
 from stanchion.sim import invariants as must
 from stanchion.sim.budget_ledger import BUDGET_VERBS, BudgetLedger
+from stanchion.sim.cadence import ACTS, CadenceRecord
 from stanchion.sim.history import History
 from stanchion.sim.lock_ledger import NEVER_S, LockLedger, ObservedHold
 from stanchion.sim.loop import Process
@@ -94,9 +96,11 @@ _READS: Final = frozenset(
     }
 )
 """Methods that change nothing. A defect that does is noticed at the next one that may."""
+_CADENCE_SENT: Final = frozenset({"take_tokens", "defer_outbox"})
 _BROUGHT: Final = frozenset(
     {
         *_COMMITS,
+        "check_starts",
         *("items_at", "admit", "admit_many", "expire_jobs"),
         *("document", "put_document", "list_documents", "take_tokens", "report_replica"),
     }
@@ -106,6 +110,8 @@ _CLOSED: Final = frozenset({Risk.HIGH, Risk.CRITICAL})
 """Classes whose policy no scenario changes: they fail closed."""
 _OPEN_JOBS: Final = frozenset({JobState.READY, JobState.LEASED})
 _READS_KEPT: Final = 50
+_FORGOTTEN_S: Final = 30.0
+"""A call that is held since before a failover has ended so long after it."""
 _ON_ITS_WAY_S: Final = 12.0
 """A lease granted before a failover may reach its worker so long after it."""
 
@@ -175,6 +181,8 @@ class Ledger:
     """Jobs that were open at a failover. Their results may be lost, but still be applied."""
     clocks: dict[str, Clock] = field(default_factory=dict)
     """The clock of each replica, by process."""
+    cadences: dict[str, CadenceRecord] = field(default_factory=dict)
+    """How soon and how often each replica asks, by process."""
     purged: dict[RunId, PurgedRun] = field(default_factory=dict)
     """Runs that were removed after their retention."""
     schedules: ScheduleRecord = field(init=False)
@@ -191,7 +199,7 @@ class Ledger:
     _leased_by: dict[JobId, float] = field(default_factory=dict)
     """Of the limits that each job was leased by: when the store had them."""
     _observers: dict[str, list[Callable[[SeenCommand], None]]] = field(default_factory=dict)
-    sent_verbs: frozenset[str] = _COMMITS | {"report_replica"}
+    sent_verbs: frozenset[str] = _COMMITS | _CADENCE_SENT | {"report_replica"}
     brought_verbs: frozenset[str] = _BROUGHT
 
     def __post_init__(self) -> None:
@@ -202,11 +210,22 @@ class Ledger:
         self.offsets = OffsetRecord(self.history, self.clocks)
         self.tokens = TokenRecord(self.history, self.job_ttl_ms)
         self.locks.term_ms_of = self._lock_terms_ms
+        self.locks.on_gate = self._asks_for_lock
+
+    def _asks_for_lock(self, process: Process) -> None:
+        self.cadences[process.name].uses_locks = True
 
     # ── What replicas and workers do ─────────────────────────────────────────────────────────────
 
-    def sends(self, link: SimLink, arguments: tuple[Any, ...]) -> None:
-        """A replica is about to send a commit or its report to the store."""
+    def sends(self, link: SimLink, verb: str, arguments: tuple[Any, ...]) -> None:
+        """A replica is about to send a commit, its report, or what its cadence depends on."""
+        if verb in _CADENCE_SENT:
+            cadence = self.cadences[link.caller.name]
+            if verb == "take_tokens":
+                cadence.takes_tokens(arguments[0], arguments[1])
+            else:
+                cadence.deferred(arguments[0].run_id)
+            return
         commit = arguments[-1]
         if not isinstance(commit, Commit):
             self.offsets.sends(link.caller.name, commit)
@@ -220,6 +239,7 @@ class Ledger:
         """The answer of the store has reached the replica."""
         tally = self.tallies[link.caller.name]
         self._shown(link.caller.name, verb, answer)
+        self._paced(self.cadences[link.caller.name], verb, arguments, answer)
         match verb, answer:
             case ("commit", CommitConflict()) | ("items_at", None):
                 tally["commit_conflicts"] += 1
@@ -252,6 +272,39 @@ class Ledger:
             self.tallies[name]["topic_limit_leases"] += len(answer.tokens)
         elif verb == "report_replica" and isinstance(answer, int):
             self.offsets.brought(name, Instant(answer))
+
+    def _paced(
+        self, cadence: CadenceRecord, verb: str, arguments: tuple[Any, ...], answer: object
+    ) -> None:
+        """Note what the cadence of the replica depends on."""
+        match verb, answer:
+            case "commit", CommitConflict():
+                cadence.conflicted(arguments[-1].run_id)
+            case "commit" | "settle", Committed():
+                cadence.committed(arguments[-1].run_id)
+                if arguments[-1].transition.status.is_finished:
+                    self._ended(cadence, arguments[-1].run_id)
+            case "take_tokens", TokenGrant():
+                cadence.took_tokens(arguments[0], arguments[1], answer)
+            case "admit", Admitted():
+                cadence.store_answered()
+                if arguments[0].run.status.is_finished:
+                    self._ended(cadence, arguments[0].run.id)
+            case "admit" | "admit_many" | "check_starts", _:
+                cadence.store_answered()
+            case "list_documents", _ if arguments[0] == "limit":
+                cadence.limits_came([(name, each.value) for name, each in answer.items])  # type: ignore[attr-defined]  # a page
+            case "document" | "put_document", _ if arguments[0] == "limit":
+                # A limit that is stored again as it is opens its pools, too.
+                cadence.limits_came((arguments, answer))
+            case _:
+                pass
+
+    def _ended(self, cadence: CadenceRecord, run_id: RunId) -> None:
+        """A replica has committed the end of a run: it frees a slot unless it never had one."""
+        file = self.store.real.state.runs.get(run_id)
+        if file is not None and file.run.holds_slot and _has_started(file.timeline):
+            cadence.ended(file.run.tenant)
 
     def _limits_arrived(self, name: str) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -290,9 +343,10 @@ class Ledger:
             return self.settings
         return [each for _, each in self.known_settings.get(name, [(None, DEFAULTS)])]
 
-    def answered(self, process: Process, _row: OutboxRow, said: Disposition) -> None:
+    def answered(self, process: Process, row: OutboxRow, said: Disposition) -> None:
         """A replica has answered a call of the bus."""
         if isinstance(said, Retry):
+            self.cadences[process.name].deferred(row.run_id)
             settings = self._settings_of(process.name)
             self.history.check(
                 "delays within policy", must.call_retries_in_bounds(said.delay_ms, settings)
@@ -346,6 +400,12 @@ class Ledger:
         said = must.belief_is_covered(job_id, believed_ms=believed_ms, kept_ms=kept_ms)
         self.history.check("no deadline is after the server's", said)
 
+    def is_leased(self, job_id: JobId, fence: int) -> bool:
+        """Whether a worker has the job with this fence, as its replica must know."""
+        if asyncio.get_running_loop().time() <= self.failed_over_at_s + _FORGOTTEN_S:
+            return False  # The replica may have learned before that the job had ended.
+        return self.leases.get(job_id, (None, None))[0] == fence
+
     def told_accepted(self, job_id: str, fence: int) -> None:
         """A worker was told that its result is durable."""
         is_taken = (job_id, fence) in self.taken
@@ -364,6 +424,8 @@ class Ledger:
         is_late: bool,
     ) -> None:
         """The store has executed a command."""
+        if verb in ACTS:
+            self.cadences[link.caller.name].executed(verb, arguments)
         if verb in _READS:
             if verb == "list_documents" and arguments[0] == "limit":
                 self._limits_sent_at_s[link.caller.name] = self.store.process.loop.now_s
@@ -424,6 +486,8 @@ class Ledger:
     def _promoted(self) -> None:
         """Record the runs that got a slot from the queue in this step."""
         for run in self.queues.observe(self.store.real.state, self.history):
+            said = must.version_counts(run.id, before=self.runs[run.id].stamp, now=run.stamp)
+            self.history.check("commits form one chain", said)
             self.runs[run.id] = run
             self.unfinished[run.tenant] += 1
             self.explained.pop(run.id, None)
@@ -652,6 +716,8 @@ class Ledger:
             "commits form one chain",
             must.chain_holds(run_id, read=commit.read, present=before.stamp),
         )
+        said = must.version_counts(run_id, before=before.stamp, now=after.stamp)
+        check("commits form one chain", said)
         check(
             "finished is absorbing",
             must.finished_is_absorbing(run_id, was_finished=before.status.is_finished),
@@ -788,6 +854,9 @@ class Ledger:
             del self.runs[run.id]
             self.explained.pop(run.id, None)
             self.purged[run.id] = PurgedRun(run, asyncio.get_running_loop().time())
+            # A cancelled run's jobs are gone with it, though a lease has not ended.
+            for job_id in [each for each in self.leases if each.startswith(f"{run.id}:")]:
+                del self.leases[job_id]
         for runs in self.keys.values():
             for run_id in self.purged.keys() & runs.keys():
                 del runs[run_id]
@@ -880,6 +949,10 @@ class Ledger:
             "slots equal unfinished runs",
             must.slots_are_unfinished_runs(tenant, counted, self.unfinished[tenant]),
         )
+
+
+def _has_started(timeline: Iterable[TimelineEntry]) -> bool:
+    return any(line.what == "run_started" for line in timeline)
 
 
 def _told(commit: Commit) -> str:

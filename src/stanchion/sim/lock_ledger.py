@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 from stanchion.core.lease import Holding, LeasePolicy, OnLockError
 from stanchion.core.model import Instant, RunId
-from stanchion.ports.locks import Granted, LockReleased, Renewed
+from stanchion.ports.locks import Granted, Held, LockReleased, Renewed
 from stanchion.services.renewal import Lease
 from stanchion.sim import invariants as must
 from stanchion.sim.history import History
 from stanchion.sim.loop import LoopClock, Process
+from stanchion.sim.renewals import RenewalRecord
 from stanchion.sim.servers import LockServer
 
 NEVER_S: float = -1e9
@@ -60,11 +61,21 @@ class LockLedger:
     holds: dict[int, ObservedHold] = field(default_factory=dict)
     term_ms_of: Callable[[str], set[int]] = lambda _name: set()
     """The terms that a lock may be taken for; none if any."""
+    renewals: RenewalRecord = field(init=False)
+    on_gate: Callable[[Process], None] = lambda _process: None
+    """Called when the gate of a replica asks for a tenant's lock."""
+    _tickets: defaultdict[str, dict[str, Instant]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    """By name: the tokens that wait in the queue, and until when."""
     _holders: dict[str, _Holder] = field(default_factory=dict)
     _fences: dict[str, dict[int, str]] = field(default_factory=dict)
     """For every name, all fences that were granted, with their tokens."""
     _not_owned: set[tuple[str, int]] = field(default_factory=set)
     _forced_at_s: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.renewals = RenewalRecord(self.history)
 
     # ── What replicas do ─────────────────────────────────────────────────────────────────────────
 
@@ -82,6 +93,19 @@ class LockLedger:
     def let_go(self, hold: ObservedHold) -> None:
         """The body of a hold has ended."""
         self.holds.pop(id(hold), None)
+        self.renewals.ended(hold.process, hold.lease.name)
+
+    def sends(self, process: Process, verb: str, name: str, token: str) -> None:
+        """A process is about to ask for a lock, to renew it or to release it."""
+        self.renewals.sends(process, verb, name, token)
+        if name.startswith("admission/"):
+            self.on_gate(process)
+
+    def answered(
+        self, process: Process, name: str, token: str, answer: object, ttl_ms: int
+    ) -> None:
+        """The answer has reached the process; ``None``: it has given up."""
+        self.renewals.answered(process, name, token, answer, ttl_ms)
 
     def held_by(self, process: Process, run_id: RunId) -> list[ObservedHold]:
         """The leases of a replica on a run."""
@@ -140,7 +164,10 @@ class LockLedger:
     ) -> None:
         """The lock server has executed a command."""
         match verb, answer:
+            case "acquire", Held(expires_in_ms):
+                self._refused(name, token, expires_in_ms)
             case "acquire", Granted(fence):
+                self._tickets[name].pop(token, None)
                 self._granted(name, token, fence, ttl_ms, is_late=is_late)
             case "renew", Renewed():
                 self._renewed(name, token, ttl_ms)
@@ -156,6 +183,20 @@ class LockLedger:
             case _:
                 pass
         self._compare_beliefs()
+
+    def joined(self, name: str, token: str, ticket_ms: int) -> None:
+        """A waiter has joined the queue of a lock, or renewed its ticket."""
+        self._tickets[name][token] = Instant(self.locks.clock.now() + ticket_ms)
+
+    def _refused(self, name: str, token: str, expires_in_ms: int) -> None:
+        """Check what a caller is told of a lock that it does not get."""
+        now, tickets = self.locks.clock.now(), self._tickets[name]
+        holder = self._holders.get(name)
+        ends = [ends_at for other, ends_at in tickets.items() if other != token]
+        ends += [] if holder is None else [holder.until]
+        if ends:
+            said = must.refusal_names_an_end(name, in_ms=expires_in_ms, ends=ends, now=now)
+            self.history.check("a busy lock names its end", said)
 
     def told_not_owned(self, name: str, token: str) -> None:
         """The lock server has answered a holder that it does not own the lock."""

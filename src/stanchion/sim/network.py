@@ -79,6 +79,8 @@ class SimLink:
         self.cut_back = False
         self.slow_s = 0.0
         """Added to each direction."""
+        self.troubled_at_s: dict[str, float] = {}
+        """When each verb last met a fault."""
         self._waiting: dict[asyncio.Future[Any], float] = {}
         """Open calls, with the time until which the caller waits."""
         self._chance = chance
@@ -104,14 +106,14 @@ class SimLink:
         weather = self.weather
         chance, self._drawn = self._drawn, None
         if chance is None:
-            chance, way_s = self._chance.random(), self._way_s(weather.late)
+            chance, way_s = self._chance.random(), self._way_s(weather.late, verb)
         else:
-            way_s = self._way_s(weather.late / _LONG_WAY)
+            way_s = self._way_s(weather.late / _LONG_WAY, verb)
         if self.cut_there:
-            self._faults["request cut off"] += 1
+            self._fault("request cut off", verb)
             self._give_up_at(reply, until_s)
         elif chance < weather.refused:
-            self._faults["refused"] += 1
+            self._fault("refused", verb)
             self._bring(reply, BackendUnavailable(f"{verb}: connection refused"), verb)
         else:
             is_lost = chance < weather.refused + weather.lost_reply
@@ -153,11 +155,12 @@ class SimLink:
         is_lost: bool,  # noqa: FBT001 - passed by the loop
     ) -> None:
         if self.server.is_down:
+            self.troubled_at_s[verb] = self._loop.now_s
             self._bring(reply, BackendUnavailable(f"{verb}: connection refused"), verb)
             return
         answer = execute()
         if is_lost or self.cut_back:
-            self._faults["reply lost" if is_lost else "reply cut off"] += 1
+            self._fault("reply lost" if is_lost else "reply cut off", verb)
             self._give_up_at(reply, self._waiting.get(reply, 0.0))
         else:
             self._bring(reply, answer, verb)
@@ -169,7 +172,7 @@ class SimLink:
             # The time of their answer does not matter, and they are the majority of all calls.
             self._settle(reply, answer)
             return
-        way_s = self._way_s(self.weather.late)
+        way_s = self._way_s(self.weather.late, verb)
         self._loop.after(way_s, self.caller, self._settle, reply, answer)
         until_s = self._waiting.get(reply)
         if until_s is not None and self._loop.now_s + way_s > until_s:
@@ -194,11 +197,17 @@ class SimLink:
             self._faults["timed out"] += 1
             reply.set_exception(BackendTimeout("no answer in time"))
 
-    def _way_s(self, late: float) -> float:
+    def _fault(self, name: str, verb: str) -> None:
+        self._faults[name] += 1
+        self.troubled_at_s[verb] = self._loop.now_s
+
+    def _way_s(self, late: float, verb: str) -> float:
         weather = self.weather
         chance = self._chance.random()
+        if self.slow_s:
+            self.troubled_at_s[verb] = self._loop.now_s
         if chance < late:
-            self._faults["late"] += 1
+            self._fault("late", verb)
             return self.slow_s + weather.late_s * self._chance.random() ** 2
         return self.slow_s + weather.each_way_s * chance
 

@@ -18,17 +18,21 @@ from stanchion.adapters.store.memory.state import MemoryState
 from stanchion.core.faults import WorkflowFaults
 from stanchion.core.model import Run, WorkflowId, WorkflowSource, split_name
 from stanchion.core.plan import Plan, link
+from stanchion.core.settings import Settings
 from stanchion.core.workflow import Workflow
 from stanchion.gateway import make_app
-from stanchion.ports.bus import Bus
+from stanchion.ports.bus import Bus, Disposition, Retry
+from stanchion.ports.records import OutboxRow
 from stanchion.services.context import Backends
 from stanchion.services.engine import Engine, Terms
 from stanchion.services.gate_answers import GateFull
 from stanchion.services.leasing import Leasing, Outcome
 from stanchion.services.plans import Linker
 from stanchion.services.renewal import Lease
+from stanchion.services.topic_limits import LeaseCall
 from stanchion.services.work import Stopwatch
 from stanchion.sim.bus import BusPort, BusServer
+from stanchion.sim.cadence import CadenceRecord
 from stanchion.sim.ledger import Ledger
 from stanchion.sim.lock_ledger import ObservedHold
 from stanchion.sim.loop import LoopClock, Process
@@ -109,12 +113,23 @@ class Replica:
         # The clock is right at the start, and drifts from then on.
         self.clock = LoopClock(drift=chance.uniform(-0.01, 0.01), start=place.store.clock.now())
         place.ledger.clocks[self.process.name] = self.clock
+        self.cadence = CadenceRecord(
+            place.ledger.history,
+            self.process,
+            self.clock,
+            to_store,
+            hears_bells=place.bus is not None,
+            is_leaving=lambda: self.is_leaving,
+            is_leased=place.ledger.is_leased,
+        )
+        place.ledger.cadences[self.process.name] = self.cadence
         self.store = place.store_port(to_store, place.store, place.ledger)
         self.bus_port: BusPort | None = None
         bus: Bus = LocalBus(self.store.port, self.clock)
         if place.bus is not None:
             bus = self.bus_port = place.bus_port(to_bus, place.bus)
             self.bus_port.on_answer = partial(place.ledger.answered, self.process)
+            self.bus_port.on_bell = self.cadence.heard
         locks = place.lock_port(to_locks, place.locks, place.ledger.locks)
         # An embedded server settles results, and so do half of the replicas, beside others that
         # accept them first: the store must be safe whichever way each of them takes.
@@ -146,6 +161,8 @@ class Replica:
             lambda: store.real.state.documents.get("escalation", {}).get("latch"),
         )
         self._watch_counts()
+        self._watch_scheduler()
+        self._watch_calls()
         self._watch(vars(self.engine)["_leasing"])
         # Of a batch, each step: its answers are counted also if the caller leaves before the last.
         for verb in ("start", "_refuse_rows", "_start_rows", "rerun", "submit"):
@@ -167,12 +184,13 @@ class Replica:
 
     async def leave(self) -> None:
         """Drain and close, as after SIGTERM."""
-        self.is_leaving = True
+        self.is_leaving, since_s = True, asyncio.get_running_loop().time()
         self.app.drain()
         self._task.cancel()
         await asyncio.wait([self._task])
         await self.engine.close()
         self.app.close()
+        self.cadence.drained(since_s)
         self.crash()
 
     def metric_sum(self, name: str) -> float:
@@ -192,11 +210,14 @@ class Replica:
     def _time(self, verb: str) -> None:
         """Report every answer of the gate and its duration to the ledger."""
         gate, ledger, process = self.services.gate, self._ledger, self.process
+        cadence = self.cadence
         really: Callable[..., Awaitable[object]] = getattr(gate, verb)
 
         async def timed(*arguments: Any, **how: Any) -> object:  # noqa: ANN401 - passed on
             began_s, pauses = asyncio.get_running_loop().time(), process.pauses
-            answer = await really(*arguments, **how)
+            tenant = getattr(arguments[0], "tenant", arguments[0])
+            with cadence.asks_gate(tenant, len(arguments[1]) if verb.endswith("_rows") else 0):
+                answer = await really(*arguments, **how)
             took_s = asyncio.get_running_loop().time() - began_s
             if isinstance(answer, list):
                 # Rows that a full tenant is refused are one step, the others the next: each is
@@ -204,8 +225,8 @@ class Replica:
                 took_s /= 2
             for each in answer if isinstance(answer, list) else [answer]:
                 ledger.gated(process, each, took_s if pauses == process.pauses else 0.0)
+                cadence.gated(tenant, each, in_batch=isinstance(answer, list))
                 if isinstance(each, GateFull):
-                    tenant = getattr(arguments[0], "tenant", arguments[0])
                     ledger.told_full(tenant, asked_at_s=began_s)
             return answer
 
@@ -233,9 +254,58 @@ class Replica:
         vars(service)["count"] = count
         vars(service)["look"] = compared
 
+    def _watch_scheduler(self) -> None:
+        """Report the requests of workers that wait in this replica."""
+        scheduler, cadence = self.services.scheduler, self.cadence
+        lease, revoked = scheduler.lease, scheduler.revoked
+
+        async def leased(worker_id: str, topics: Any, **how: Any) -> object:  # noqa: ANN401 - passed on
+            with cadence.waits_for_jobs(topics):
+                return await lease(worker_id, topics, **how)
+
+        async def watched(worker_id: str, leases: Any, **how: Any) -> object:  # noqa: ANN401 - likewise
+            lost: dict[Any, object] = {}
+            with cadence.watches(leases, lost):
+                found = await revoked(worker_id, leases, **how)
+                lost.update(found)
+            return found
+
+        limits, settings = self.services.limits, self.services.settings
+        look, patch = limits.lease, settings.patch
+
+        async def looked(call: LeaseCall) -> object:
+            with cadence.looks_for_jobs():
+                return await look(call)
+
+        async def patched(*arguments: Any, **how: Any) -> object:  # noqa: ANN401 - likewise
+            found = await patch(*arguments, **how)
+            is_wrong = isinstance(found, Settings) and settings.current != found
+            said = f"{self.process.name} has changed the settings, and does not act by them"
+            cadence.history.check("settings are in force everywhere", [said] if is_wrong else [])
+            return found
+
+        vars(settings)["patch"] = patched
+        vars(limits)["lease"] = looked
+        vars(scheduler)["lease"] = leased
+        vars(scheduler)["revoked"] = watched
+
+    def _watch_calls(self) -> None:
+        """Report the calls to advance runs that are put off."""
+        calls, cadence = vars(self.engine)["_calls"], self.cadence
+        handle = calls.handle
+
+        async def handled(row: OutboxRow) -> Disposition:
+            said: Disposition = await handle(row)
+            if isinstance(said, Retry) and said.delay_ms:
+                cadence.puts_off(row.run_id)
+            return said
+
+        vars(calls)["handle"] = handled
+
     def _watch(self, leasing: Leasing) -> None:
         """Report every lease of this replica to the ledger."""
         really, ledger, process = leasing.hold, self._ledger, self.process
+        cadence = self.cadence
 
         @asynccontextmanager
         async def hold(name: str, **how: Any) -> AsyncIterator[Outcome]:  # noqa: ANN401 - passed on
@@ -249,10 +319,13 @@ class Replica:
                     return
                 held = ObservedHold(process, outcome, how["policy"], since_s, is_closed, self.clock)
                 ledger.locks.holding(held)
+                is_done = False
                 try:
                     yield outcome
+                    is_done = outcome.lost is None
                 finally:
                     ledger.locks.let_go(held)
+                    cadence.left(name, is_done=is_done)
 
         vars(leasing)["hold"] = hold
 

@@ -48,7 +48,7 @@ class StoreWatcher(Protocol):
     brought_verbs: frozenset[str]
     """Commands of which ``brought`` is called."""
 
-    def sends(self, link: SimLink, arguments: tuple[Any, ...]) -> None:
+    def sends(self, link: SimLink, verb: str, arguments: tuple[Any, ...]) -> None:
         """A replica is about to send a command."""
 
     def stored(
@@ -73,6 +73,14 @@ class LockWatcher(Protocol):
         self, verb: str, name: str, token: str, answer: object, *, is_late: bool, ttl_ms: int
     ) -> None:
         """The lock server has executed a command."""
+
+    def sends(self, process: Process, verb: str, name: str, token: str) -> None:
+        """A process is about to ask for a lock, to renew it or to release it."""
+
+    def answered(
+        self, process: Process, name: str, token: str, answer: object, ttl_ms: int
+    ) -> None:
+        """The answer has reached the process; ``None``: it has given up."""
 
     def told_not_owned(self, name: str, token: str) -> None:
         """The lock server has answered a holder that it does not own the lock."""
@@ -159,7 +167,7 @@ class StorePort:
 
         async def call(*arguments: Any, **named: Any) -> object:  # noqa: ANN401 - any verb's
             if is_sent_seen:
-                watcher.sends(link, arguments)
+                watcher.sends(link, verb, arguments)
             bound_s, not_after = BOUND_S, None
             if "within_ms" in named:
                 within_ms: int = named["within_ms"]
@@ -260,7 +268,10 @@ class LockPort:
             self._watcher.locked("acquire", name, token, answer, is_late=is_late, ttl_ms=ttl_ms)
             return answer
 
-        return await self.link.ask("acquire", execute, bound_s=min(BOUND_S, within_ms / 1000))
+        self._watcher.sends(self.link.caller, "acquire", name, token)
+        answer = await self.link.ask("acquire", execute, bound_s=min(BOUND_S, within_ms / 1000))
+        self._watcher.answered(self.link.caller, name, token, answer, ttl_ms)
+        return answer
 
     async def renew(
         self, name: str, token: str, *, ttl_ms: int, within_ms: int
@@ -272,7 +283,14 @@ class LockPort:
             self._watcher.locked("renew", name, token, answer, is_late=False, ttl_ms=ttl_ms)
             return answer
 
-        answer = await self.link.ask("renew", execute, bound_s=min(BOUND_S, within_ms / 1000))
+        caller, watcher = self.link.caller, self._watcher
+        watcher.sends(caller, "renew", name, token)
+        try:
+            answer = await self.link.ask("renew", execute, bound_s=min(BOUND_S, within_ms / 1000))
+        except BaseException:
+            watcher.answered(caller, name, token, None, ttl_ms)
+            raise
+        watcher.answered(caller, name, token, answer, ttl_ms)
         if isinstance(answer, NotOwned):
             self._watcher.told_not_owned(name, token)
         return answer
@@ -283,6 +301,7 @@ class LockPort:
             self._watcher.locked("release", name, token, answer, is_late=False, ttl_ms=0)
             return answer
 
+        self._watcher.sends(self.link.caller, "release", name, token)
         return await self.link.ask("release", execute, bound_s=min(BOUND_S, within_ms / 1000))
 
     async def inspect(self, name: str) -> LockView | None:

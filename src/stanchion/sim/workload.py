@@ -38,6 +38,7 @@ from stanchion.sim.history import History
 from stanchion.sim.ledger import Ledger
 from stanchion.sim.loop import LoopClock, Process
 from stanchion.sim.network import CallerTransport, Network, WorkerTransport
+from stanchion.sim.renewals import WorkerLeases
 from stanchion.sim.scenario import Ask, Then
 from stanchion.sim.shown import WorkerRecord
 from stanchion.sim.workflows import Fails, handled, share
@@ -50,7 +51,7 @@ from stanchion.worker.renewal import HeldJob
 CAPS: Final = {"acme": 3, "globex": 2, "quiet": 50}
 PINS: Final = {"globex": {WorkflowId("three"): 1, WorkflowId("nested"): 1}}
 """The shared workflows that tenants pin. At first, only acme has workflows of its own."""
-_CANCELLED_S: Final = 1.0
+_CANCELLED_S: Final = 0.2
 """A worker knows within this time that a deadline has passed."""
 _FULL: Final = frozenset({"max_concurrent_runs_reached", "queue_full"})
 _ERRORS: Final[dict[str, type[CallFailed]]] = {
@@ -87,6 +88,8 @@ BUDGETS: Final = {
 }
 """Smaller than those of the SDK, so that a few callers can exhaust them."""
 CALL_TIMEOUT_S: Final = 6.0
+WAIT_S: Final = 30
+"""How long callers wait for the end of a run."""
 BATCH_DAYS_PART: Final = 0.25
 """On so many of the days some starts are rows of a batch."""
 BATCHES_PART: Final = 0.3
@@ -124,6 +127,7 @@ class Hands:
         chance = Random(f"{seed}/{name}/worker")  # noqa: S311 - to be foreseen is the point
         self.clock = LoopClock(drift=chance.uniform(-0.01, 0.01))
         self.record = WorkerRecord(ledger.history)
+        self.leases = WorkerLeases(ledger.history, self.process, self.clock)
         worker = self._worker = Worker(on_event=self.record.told)
         for topic in ("plan", "search", "write", "flaky", "quick"):
             worker.task(topic)(self._handle)
@@ -135,7 +139,7 @@ class Hands:
 
     async def _work(self, worker: Worker, name: str, chance: Random) -> None:
         await worker.run_over(
-            _Told(self.network, self._ledger, self.record),
+            _Told(self.network, self._ledger, self.record, self.leases),
             clock=self.clock,
             chance=chance.random,
             worker_id=name,
@@ -144,6 +148,13 @@ class Hands:
         )
 
     async def _handle(self, job: Job) -> JsonValue:
+        self.leases.begins(job)
+        try:
+            return await self._do(job)
+        finally:
+            self.leases.ends(job)
+
+    async def _do(self, job: Job) -> JsonValue:
         since_s = asyncio.get_running_loop().time()
         fate = share(self._seed, job.job_id, job.delivery)
         # Most are fast; some take longer than the term of a lease, so that it must be renewed.
@@ -162,6 +173,7 @@ class Hands:
                 job.usage(tokens=1 + int(4 * fate))
             if job.lost is None:
                 self._ledger.works(JobId(job.job_id), job.fence, since_s)
+                self.leases.goes_on(job)
                 self._believes(job, since_s)
         sent = handled(self._seed, job.job_id, job.topic, job.attempt, job.input)
         if isinstance(sent, Fails):
@@ -185,15 +197,21 @@ class Hands:
 class _Told(WorkerTransport):
     """Reports the answers to workers to the ledger."""
 
-    def __init__(self, network: Network, ledger: Ledger, record: WorkerRecord) -> None:
+    def __init__(
+        self, network: Network, ledger: Ledger, record: WorkerRecord, leases: WorkerLeases
+    ) -> None:
         super().__init__(network)
-        self._ledger, self._record = ledger, record
+        self._ledger, self._record, self._leases = ledger, record, leases
 
     async def post(self, path: str, body: bytes) -> HttpReply:
         if path.endswith("/results"):
             for result in msgspec.json.decode(body, type=ResultsRequest).results:
                 self._record.reports(result.job_id)
-        answer = await super().post(path, body)
+        call, answer = self._leases.sends(path, body), None
+        try:
+            answer = await super().post(path, body)
+        finally:
+            self._leases.ended(path, call, answer)
         said = must.valid_request_is_understood(path, answer.status, answer.body)
         self._ledger.history.check("no valid request is called invalid", said)
         if path.endswith("/results") and answer.status == HTTPStatus.OK:
@@ -245,6 +263,8 @@ class Callers:
     """Runs that have ended, as callers were shown them: the run and its timeline."""
     rows: dict[tuple[str, str], list[tuple[int, JsonValue]]] = field(default_factory=dict)
     """Items of for-each steps of such runs: index and output."""
+    waits: dict[str, float] = field(default_factory=dict)
+    """Until when callers wait for the ends of runs."""
     queues: bool = False
     """Whether starts say where they want to wait."""
     retries: Counter[RetryClass] = field(default_factory=Counter)
@@ -269,7 +289,7 @@ class Callers:
             timeout_s=CALL_TIMEOUT_S,
             pace=pace,
             on_event=lambda signal: self._told(signal, Instant(clock.moment())),
-            transport=_Heard(self.network, self.ledger),
+            transport=_Heard(self.network, self.ledger, self.waits),
         )
 
     def begin(self, ask: Ask, asking: list[asyncio.Task[None]]) -> None:
@@ -407,7 +427,7 @@ class Callers:
         try:
             match ask.then:
                 case Then.WAIT:
-                    self.told[run_id] = (await client.wait(run_id, timeout_s=30)).status
+                    self.told[run_id] = (await self._wait(client, run_id)).status
                 case Then.CANCEL:
                     await asyncio.sleep(ask.after_s)
                     change = await client.cancel(run_id)
@@ -417,10 +437,10 @@ class Callers:
                         self.told[run_id] = RunStatus.CANCELLED
                     self.history.tell(f"caller {ask.key}: cancel {run_id}, {change.status}")
                 case Then.RERUN:
-                    await client.wait(run_id, timeout_s=30)
+                    await self._wait(client, run_id)
                     await self._rerun(client, run_id, f"{ask.key}-again")
                 case Then.RERUN_FROM:
-                    await client.wait(run_id, timeout_s=30)
+                    await self._wait(client, run_id)
                     await self._rerun_from(client, run_id, f"{ask.key}-from")
                 case Then.MISMATCH:
                     await self._mismatch(client, ask, run_id)
@@ -430,6 +450,10 @@ class Callers:
                     pass
         except CallFailed as error:
             self.history.tell(f"caller {ask.key}: {error}")
+
+    async def _wait(self, client: AsyncClient, run_id: str) -> RunView:
+        self.waits[run_id] = asyncio.get_running_loop().time() + WAIT_S
+        return await client.wait(run_id, timeout_s=WAIT_S)
 
     async def _rerun(self, client: AsyncClient, run_id: str, key: str) -> None:
         """Repeat the failed items if there are any, or else all of it, of either version."""
@@ -477,7 +501,7 @@ class Callers:
 
     async def _read(self, client: AsyncClient, run_id: str) -> None:
         """Read all that is shown of a run that has ended; the end of the day compares it."""
-        view = await client.wait(run_id, timeout_s=30)
+        view = await self._wait(client, run_id)
         if not view.status.is_finished:
             return
         lines: list[TimelineLine] = []
@@ -512,12 +536,14 @@ class Callers:
 class _Heard(CallerTransport):
     """Checks the answers to callers, and that callers wait as long as they were asked to."""
 
-    def __init__(self, network: Network, ledger: Ledger) -> None:
+    def __init__(self, network: Network, ledger: Ledger, waits: dict[str, float]) -> None:
         super().__init__(network)
-        self._ledger = ledger
+        self._ledger, self._waits = ledger, waits
         self._history = ledger.history
         self._asked: dict[tuple[str, str, bytes], tuple[float, float]] = {}
         """For each request that was refused: when, and for how many seconds to wait."""
+        self._sent: set[str] = set()
+        """Requests to wait for the end of a run."""
         self._cursors: dict[str, float] = {}
         """When the pages were asked for that have given each cursor."""
 
@@ -528,6 +554,13 @@ class _Heard(CallerTransport):
         self._history.check(
             "callers wait as asked", must.waited_as_asked(now_s - refused_at_s, asked_s)
         )
+        if request.name == "wait" and request.path not in self._sent:
+            # A request without an answer is repeated as it was.
+            self._sent.add(request.path)
+            path, _, wait_s = request.path.partition("?wait=")
+            until_s = self._waits.get(path.rpartition("/")[2], now_s + WAIT_S)
+            said = must.asks_no_longer_than_it_waits(path, float(wait_s), until_s - now_s)
+            self._history.check("callers wait as asked", said)
         outcome = await super().send(request)
         if isinstance(outcome, HttpReply):
             said = must.valid_request_is_understood(
