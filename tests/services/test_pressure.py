@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -100,3 +101,7 @@ async def test_a_tenant_that_was_seen_long_ago_is_listed_only_if_it_is_configure
     monkeypatch.setattr(module, "SEEN_MS", 20_000)
     await asyncio.sleep(65)
     assert set(await _tenants(one)) == {CALM}
+
+
+def test_tenants_are_listed_for_thirty_days_after_their_last_start() -> None:
+    assert timedelta(milliseconds=module.SEEN_MS) == timedelta(days=30)
