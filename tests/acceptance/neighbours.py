@@ -644,13 +644,13 @@ async def _slow_bodies(loud: Loud) -> Awaitable[None]:
     return loud.keep_open(300, [head], more=[b" "], every_s=0.1)
 
 
-@_neighbour("2,200 login forms without a key, of which the half is sent")
+@_neighbour("1,000 login forms without a key, of which the half is sent")
 async def _half_logins(loud: Loud) -> Awaitable[None]:
     half = (
         b"POST /console/login HTTP/1.1\r\nhost: 127.0.0.1\r\nsec-fetch-site: same-origin\r\n"
         b"content-type: application/x-www-form-urlencoded\r\ncontent-length: 1000\r\n\r\nkey="
     )
-    return loud.keep_open(2_200, [half])
+    return loud.keep_open(1_000, [half])
 
 
 @_neighbour("100 chunked bodies in chunks of one byte, 200 at a time")

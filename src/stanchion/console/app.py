@@ -37,6 +37,7 @@ from stanchion.gateway.endpoint import send_large
 from stanchion.gateway.exchange import PART_BYTES, ClientGone, EncodedAnswer, Exchange
 from stanchion.gateway.load import RequestPlace, stream_counted
 from stanchion.gateway.problems import (
+    CLOSE,
     Headers,
     Refusal,
     RequestRefused,
@@ -205,7 +206,11 @@ class Console:
                 except asyncio.CancelledError:
                     if not deadline.is_why():
                         raise
-                    raise RequestRefused(self._state.overloaded("this took too long")) from None
+                    # A form that gives way has not come: its connection would wait for the rest.
+                    refusal = self._state.unavailable(
+                        Code.OVERLOADED, "this took too long", (CLOSE,)
+                    )
+                    raise RequestRefused(refusal) from None
                 finally:
                     deadline.end()
         except ClientGone:
@@ -425,7 +430,7 @@ class Console:
         title = _TITLES.get(refusal.status, "Not possible")
         text = template.render({**common, "page": None, "title": title, "refusal": refusal})
         token = None if visitor is None else visitor.form_token
-        more: list[tuple[bytes, bytes]] = []
+        more = [*refusal.headers]
         if refusal.retry_after_ms is not None:
             seconds = retry_after_s(refusal.retry_after_ms)
             more.append((b"retry-after", str(seconds).encode()))

@@ -34,6 +34,7 @@ from stanchion.gateway.exchange import (
 )
 from stanchion.gateway.load import Observe, RequestPlace, stream_counted
 from stanchion.gateway.problems import (
+    CLOSE,
     GATE_UNAVAILABLE,
     STATUS,
     Refusal,
@@ -68,7 +69,6 @@ _NOBODY: Final = Caller(DEFAULT_TENANT, None, "anonymous")
 _NO_BODY: Final = NoBody()
 _NO_QUERY: Final = NoQuery()
 _KEY = re.compile(rb"[!-~]{1,255}")
-_CLOSE: Final = ((b"connection", b"close"),)
 
 _HEAVY_BODY_BYTES: Final = 16 * 1024
 """Of a tenant's requests with larger bodies, one is handled at a time."""
@@ -163,7 +163,7 @@ class _RouteRunner:
             if exchange.is_begun or not self._state.draining.is_set():
                 raise
             # The server does not wait any longer, for example for the rest of a body.
-            answer = self._state.unavailable(Code.DRAINING, "the server has shut down", _CLOSE)
+            answer = self._state.unavailable(Code.DRAINING, "the server has shut down", (CLOSE,))
         except RequestRefused as refused:
             answer = refused.refusal
         except BadCursor:
@@ -356,7 +356,7 @@ class _RouteRunner:
     def _too_slow(self, *, is_reading: bool) -> Refusal:
         if is_reading:
             detail = f"the body did not come within {self._first_s:g} s"
-            return Refusal(code=Code.REQUEST_TIMEOUT, detail=detail, headers=_CLOSE)
+            return Refusal(code=Code.REQUEST_TIMEOUT, detail=detail, headers=(CLOSE,))
         return self._state.overloaded("the request took too long")
 
     def _broken(self, exchange: Exchange, error: Exception) -> Refusal:

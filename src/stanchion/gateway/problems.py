@@ -78,6 +78,10 @@ class BudgetFacts(NamedTuple):
     resets_at: datetime | None
 
 
+CLOSE: Final = (b"connection", b"close")
+"""The header of an answer after which the server closes the connection."""
+
+
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request was refused: a code for programs, and a sentence for people."""
 

@@ -45,14 +45,13 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from stanchion.gateway.exchange import ANSWER, BODY, GONE, REST, STREAM, Receive, Send
 from stanchion.gateway.options import GatewayOptions
-from stanchion.gateway.problems import Refusal, answer_parts
+from stanchion.gateway.problems import CLOSE, Refusal, answer_parts
 from stanchion.gateway.route import PROBES
 from stanchion.wire.problems import Code
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 PROBE_SLOTS: Final = 32
 """Connections beyond the limit that may only request liveness and readiness."""
-_CLOSE: Final = (b"connection", b"close")
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _STREAM_SEND_BYTES: Final = 64 * 1024
 _RESET: Final = struct.pack("ii", 1, 0)
@@ -422,7 +421,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return True
         always, end = _lines(tuple(cycle.default_headers)), b"\r\n"
         given = headers if isinstance(headers, bytes) else _text(headers)
-        if not isinstance(headers, bytes) and _CLOSE in headers:
+        if not isinstance(headers, bytes) and CLOSE in headers:
             cycle.keep_alive = False
         elif not cycle.keep_alive:
             end = b"connection: close\r\n\r\n"
@@ -499,7 +498,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _write(self, refusal: Refusal) -> None:
         status, body, headers = answer_parts(refusal, "")
-        lines = [*headers, (b"content-length", b"%d" % len(body)), _CLOSE]
+        lines = [*headers, (b"content-length", b"%d" % len(body)), CLOSE]
         self.transport.write(STATUS_LINE[status] + _text(lines) + b"\r\n" + body)
 
     def _set_timer(self, seconds: float, then: Callable[[], None]) -> None:
@@ -525,7 +524,7 @@ def _no_slot() -> Refusal:
 async def _refuse_for_lack_of_slots(_scope: object, _receive: Receive, send: Send) -> None:
     """The app for other requests on connections that are reserved for probes."""
     status, body, headers = answer_parts(_no_slot(), "")
-    headers = [*headers, (b"content-length", b"%d" % len(body)), _CLOSE]
+    headers = [*headers, (b"content-length", b"%d" % len(body)), CLOSE]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
