@@ -189,6 +189,20 @@ def test_a_bell_that_met_a_pause_or_a_fault_is_not_judged() -> None:
     played(main)
 
 
+def test_a_bell_that_is_heard_while_the_store_is_paused_is_not_judged() -> None:
+    async def main() -> None:
+        bench = _Bench()
+        await asyncio.sleep(5)
+        bench.link.server.process.pause()
+        bench.record.heard(Bell.SETTINGS, "limits")
+        await asyncio.sleep(6)
+        bench.link.server.process.resume()
+        bench.record.executed("list_documents", ("limit",))
+        assert bench.broken == []
+
+    played(main)
+
+
 def test_a_held_call_asks_about_each_lease_once_a_second() -> None:
     async def main() -> None:
         bench = _Bench()

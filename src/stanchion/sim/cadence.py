@@ -268,7 +268,9 @@ class CadenceRecord:
             self.history.check(_PROMPT, said)
 
     def _pauses(self) -> tuple[int, int]:
-        return self.process.pauses, self.link.server.process.pauses
+        """How often the replica and the store have been paused; a pause counts when it is over."""
+        server = self.link.server.process
+        return self.process.pauses, server.pauses - server.is_still
 
     def _is_calm(self, since_s: float, pauses: tuple[int, int]) -> bool:
         """Whether the replica and the store ran since then, and no call of a look met a fault."""
