@@ -19,6 +19,7 @@ from stanchion.core.schedule import (
     Overlap,
     Schedule,
     ScheduleSpec,
+    next_ticks,
     waiting_tick,
 )
 from stanchion.ports.records import RunFilter, Tenant
@@ -227,6 +228,23 @@ async def test_the_next_starts_are_those_that_will_come(world: World) -> None:
     later = Instant(schedule.since + 5 * 60_000)  # of a clock that was set back since
     shown = one.services.schedules.next_starts(name, replace(schedule, handled=later), 2)
     assert shown == (later + 60_000, later + 120_000)
+
+
+@virtual
+async def test_schedules_with_the_same_expression_each_have_their_own_next_starts(
+    world: World,
+) -> None:
+    one = world.add()
+    await world.define(ONE)
+    for cron in ("0 0 * 2 1#5", "*/7 * * * *", "30 4 * * *"):
+        schedule = await put(one, cron=cron, every_s=None)
+        for zone in ("UTC", "Europe/Berlin"):
+            spec = replace(schedule.spec, timezone=zone)
+            for handled_ms in (0, 90_000, 40 * 86_400_000, 3_600_000, 12 * 365 * 86_400_000):
+                late = Instant(schedule.since + handled_ms)
+                each = replace(schedule, spec=spec, handled=late)
+                shown = one.services.schedules.next_starts((ACME, "s"), each, 3)
+                assert list(shown) == next_ticks(each, max(late, world.clock.now()), 3)
 
 
 @virtual

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Final
 
@@ -120,7 +121,8 @@ class ScheduleService:
         self._wake_at: dict[_Name, tuple[int, Instant]] = {}
         """When there is something to do for a schedule, in this revision of it."""
         self._read_at: Instant | None = None
-        self._next: dict[_Name, _Next] = {}
+        self._next: OrderedDict[tuple[str, str], _Next] = OrderedDict()
+        """The next ticks of rare expressions, by expression and time zone."""
         self._trials: dict[_Name, tuple[Instant, Instant]] = {}
         """Ticks that other replicas try: which, and since when that is known here."""
         self._handling: dict[TenantId, asyncio.Task[None]] = {}
@@ -237,12 +239,31 @@ class ScheduleService:
         delay_ms = round(schedule.spec.jitter_s * 1_000 * _fraction(name))
         # After a clock was set back, ticks that were handled before are still to come.
         after = max(Instant(self._clock.now() - delay_ms), schedule.handled)
-        known = self._next.get(name)
-        if known is None or not known.holds(schedule, after, count):
-            # Kept until one of them has passed: rare ones take six milliseconds to find.
-            ticks = next_ticks(schedule, after, count)
-            known = self._next[name] = _Next(schedule.generation, after, count, ticks)
-        return tuple(Instant(each + delay_ms) for each in known.ticks)
+        ticks = self._next_ticks(schedule, Instant(max(after, schedule.since)), count)
+        return tuple(Instant(each + delay_ms) for each in ticks)
+
+    def _next_ticks(self, schedule: Schedule, after: Instant, count: int) -> Sequence[Instant]:
+        """The same as the function of the core. Ticks that are years apart are found once.
+
+        They take six milliseconds to find, for each schedule with the same expression and each
+        change of one, on each replica. They are kept from an hour ago on, since each schedule has
+        an instant of its own from which its next ticks count.
+        """
+        spec = schedule.spec
+        if spec.cron is None:
+            return next_ticks(schedule, after, count)
+        key = (spec.cron, spec.timezone)
+        known = self._next.get(key)
+        if known is None or not known.holds(after, count):
+            since = Instant(after - _KEPT_FROM_MS)
+            ticks = next_ticks(replace(schedule, since=since), since, count)
+            known = _Next(since, count, ticks)
+            if not known.holds(after, count):
+                return next_ticks(schedule, after, count)  # not rare, so soon found
+            self._next[key] = known
+            if len(self._next) > _EXPRESSIONS_KEPT:
+                self._next.popitem(last=False)
+        return known.ticks
 
     # ── The loop ─────────────────────────────────────────────────────────────────────────────────
 
@@ -457,7 +478,6 @@ class ScheduleService:
             name: len(_SPEC_DECODER.decode(text).spec) for name, (text, _) in known.items()
         }
         self._trials = {name: trial for name, trial in self._trials.items() if name in known}
-        self._next = {name: ticks for name, ticks in self._next.items() if name in known}
 
     async def _documents(self) -> dict[_Name, tuple[bytes, int]]:
         """All schedules, as in ``_known``. Those that have not changed are the same objects.
@@ -526,18 +546,16 @@ class ScheduleService:
 
 
 class _Next(msgspec.Struct, frozen=True):
-    """The next ticks of a schedule, as they were found."""
+    """The next ticks of a cron expression, as they were found."""
 
-    generation: int
     after: Instant
     count: int
     ticks: list[Instant]
 
-    def holds(self, schedule: Schedule, after: Instant, count: int) -> bool:
+    def holds(self, after: Instant, count: int) -> bool:
         """Whether these are also the ticks after this instant."""
         return (
-            self.generation == schedule.generation
-            and self.count == count
+            self.count == count
             and self.after <= after
             and (not self.ticks or after < self.ticks[0])
         )
@@ -550,6 +568,8 @@ class _SpecText(msgspec.Struct):
 _LISTED_DECODER: Final = msgspec.json.Decoder(ListedSchedule)
 _DECODER: Final = msgspec.json.Decoder(Schedule)
 _SPEC_DECODER: Final = msgspec.json.Decoder(_SpecText)
+_KEPT_FROM_MS: Final = 3_600_000
+_EXPRESSIONS_KEPT: Final = 1_000
 _NEVER: Final = Instant(2**62)
 """There is nothing to do before the schedule changes."""
 
