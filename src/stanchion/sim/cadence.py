@@ -178,6 +178,8 @@ class CadenceRecord:
     is_leaving: Callable[[], bool]
     is_leased: Callable[[JobId, int], bool]
     """Whether a job is leased with a fence: then its worker must learn that it is not any more."""
+    knows_ends: bool = True
+    """Whether every end that it was told of is recorded: not those that a failover lost."""
     uses_locks: bool = False
     """Whether its gate has asked for a lock: then not all outages are of the store."""
     _born_s: float = field(init=False)
@@ -420,7 +422,7 @@ class CadenceRecord:
         """A caller of a full tenant was refused."""
         now = self.clock.now()
         known = self._ends.setdefault(tenant, _Ends(now))
-        if retry_after_ms is not None:
+        if retry_after_ms is not None and self.knows_ends:
             said = full_says_when(
                 self.process.name,
                 retry_after_ms=retry_after_ms,

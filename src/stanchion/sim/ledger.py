@@ -558,6 +558,8 @@ class Ledger:
     def failed_over(self) -> None:
         """The store has lost its last writes: take over its state."""
         state = self.store.real.state
+        for cadence in self.cadences.values():
+            cadence.knows_ends = False
         self.audit_entries = state.audit_removed + len(state.audit_log)
         self.schedules.failed_over(state)
         self.bulks.failed_over(state)
