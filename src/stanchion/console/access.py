@@ -120,8 +120,8 @@ def refuse_without_token(form: Form, visitor: Visitor) -> None:
 class StrangersForms:
     """Bounds the forms of callers without a session that are being read.
 
-    Anybody can send half a form and leave it at that. So when there are too many, the one that has
-    been read for longest gives way: a browser sends a login form in one piece.
+    A caller without a session can send half a form and stop. So when there are too many, the one
+    that has been read for longest gives way: a browser sends a login form in one piece.
     """
 
     def __init__(self, at_once_max: int) -> None:

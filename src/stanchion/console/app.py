@@ -1,8 +1,8 @@
 """The console's app: from a request under ``/console`` to a page.
 
 The order is always the same: head and origin, load, session, form, role, page. Only the forms for
-the login and the theme are read of anybody, a few small ones at a time. A refusal becomes a page
-that says why. Cookies and the checks of where a request comes from are in ``access``.
+the login and the theme are read without a session, a few small ones at a time. A refusal becomes a
+page that says why. Cookies and the checks of where a request comes from are in ``access``.
 """
 
 from __future__ import annotations

@@ -60,10 +60,10 @@ _USE_WRITTEN_MS: Final = 60_000
 """The time of a key's last use is written at most this often."""
 _KNOWN_MAX: Final = 4_096
 _UNKNOWN_MAX: Final = 1_024
-"""Ids without a key are kept apart: somebody who guesses keys must not displace good ones."""
+"""Ids without a key are kept apart, so that guessed keys displace no good ones."""
 _LOOKUPS_MAX: Final = 512
-"""Ids that are not kept and are looked up at a time. Otherwise somebody who guesses keys could have
-as many requests under way as the server allows."""
+"""Look-ups at a time of ids that are not kept. Without a bound, guesses of keys could use up the
+places for requests."""
 _TRIES_MAX: Final = 10
 """Lost compare-and-set races in a row before ``revoke`` fails."""
 _KIND: Final = "key"
