@@ -126,6 +126,8 @@ def test_retry_after_of_a_full_tenant_follows_the_ends_of_its_runs() -> None:
 
     assert said(1_500)
     assert said(3_000)
+    assert said(1_480)  # by a clock that is a hundredth slower
+    assert said(3_040)
     assert not said(1_400)
     assert not said(3_100)
     assert said(9_000, ahead=2)
@@ -219,6 +221,23 @@ def test_a_held_call_asks_about_each_lease_once_a_second() -> None:
         with bench.record.watches(leases, {}):
             await asyncio.sleep(2)
         assert bench.broken == ["watched leases are polled"]
+
+    played(main)
+
+
+def test_calls_that_watch_the_same_leases_are_told_apart() -> None:
+    async def main() -> None:
+        bench = _Bench()
+        leases = [JobLease(JOB, 1)]
+        first = bench.record.watches(leases, {JOB: "cancelled"})
+        second = bench.record.watches(leases, {JOB: "cancelled"})
+        first.__enter__()
+        second.__enter__()
+        second.__exit__(None, None, None)
+        await asyncio.sleep(0.5)
+        bench.record.executed("lost_leases", (leases,))
+        first.__exit__(None, None, None)
+        assert bench.broken == []
 
     played(main)
 

@@ -119,9 +119,11 @@ def full_says_when(
     and perhaps those that went ``unanswered``; ``gap_ms`` is the time between two ends.
     """
     gap_ms = max(gap_ms, since_end_ms)
-    latest_ms = min(max(gap_ms * (1 + ahead + unanswered), 2_000), _FULL_MS_MAX)
-    least_ms = min(max(gap_ms * (1 + ahead), 2_000), _FULL_MS_MAX)
-    earliest_ms = min(max(gap_ms / 2, 1_000), least_ms / 2)
+    # A replica's clock is at most a hundredth faster or slower than that of the record.
+    shortest_ms, longest_ms = gap_ms * _EARLY, gap_ms / _EARLY
+    latest_ms = min(max(longest_ms * (1 + ahead + unanswered), 2_000), _FULL_MS_MAX)
+    least_ms = min(max(shortest_ms * (1 + ahead), 2_000), _FULL_MS_MAX)
+    earliest_ms = min(max(shortest_ms / 2, 1_000), least_ms / 2)
     if not earliest_ms - 2 <= retry_after_ms <= latest_ms + 2:
         yield (
             f"{replica}: {ahead} callers are ahead, slots are free every {gap_ms:.0f} ms,"
@@ -315,7 +317,8 @@ class CadenceRecord:
         try:
             yield
         finally:
-            self._watches.remove(watch)
+            # Not remove(): two calls may watch the same leases, and equal ones are not the same.
+            self._watches = [each for each in self._watches if each is not watch]
             now_s = self._now_s()
             if self._is_calm(min(began_s, now_s - WATCHED_S), pauses):
                 for (job_id, fence), asked_s in watch.items():
