@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -309,6 +310,36 @@ def test_the_callers_that_were_refused_since_the_last_end_are_counted() -> None:
         assert bench.broken == ["delays within policy"]
 
     played(main)
+
+
+def test_a_row_of_a_batch_may_be_refused_long_before_its_answer() -> None:
+    def answered(ms: int, *, row: object, is_raised: bool = False) -> list[str]:
+        broken: list[str] = []
+
+        async def main() -> None:
+            bench = _Bench()
+            with suppress(TimeoutError), bench.record.asks_gate(TENANT, 1) as asked_at:
+                await asyncio.sleep(0.5)
+                if is_raised:
+                    raise TimeoutError
+            if not is_raised:
+                bench.record.gated(TENANT, row, batch_asked_at=asked_at)
+            await asyncio.sleep(3)
+            bench.record.ended(TENANT)
+            bench.record.gated(TENANT, GateFull(1, 1, ms))
+            broken.extend(bench.broken)
+
+        played(main)
+        return broken
+
+    row, late = GateFull(1, 1, 2_000), ["delays within policy"]
+    assert answered(3_500, row=row) == []
+    assert answered(1_500, row=row) == []
+    assert answered(3_600, row=row) == late
+    assert answered(1_400, row=row) == late
+    # A caller that left was perhaps not refused: then no gap is known.
+    assert answered(1_000, row=row, is_raised=True) == []
+    assert answered(3_600, row=row, is_raised=True) == late
 
 
 def test_a_lock_is_renewed_at_its_time_until_its_hold_ends() -> None:

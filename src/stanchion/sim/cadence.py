@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from stanchion.core.model import JobId, RunId, TenantId, Topic
+from stanchion.core.model import Instant, JobId, RunId, TenantId, Topic
 from stanchion.core.topic_limits import TokenGrant, TokenPool
 from stanchion.ports.bus import Bell
 from stanchion.ports.records import JobLease
@@ -42,7 +42,7 @@ _CONFLICTS_MAX: Final = 20
 _OUTAGE_FORGOTTEN_S: Final = 30.0
 _RETRY_MS: Final = (1_000, 10_000)
 _FULL_MS_MAX: Final = 30_000
-_GAP_UNKNOWN_MS: Final = 2_000
+_GAPS_UNKNOWN_MS: Final = (2_000.0, 2_000.0)
 _NEWEST: Final = 0.3
 """The weight of the newest gap between the ends of two runs."""
 _ANSWERED_S: Final = 0.06
@@ -112,15 +112,17 @@ def full_says_when(
     since_end_ms: int,
     ahead: int,
     unanswered: int = 0,
+    gap_ms_max: float = 0.0,
 ) -> Iterator[str]:
     """A full tenant's caller is told when one of the next slots will be free.
 
     ``ahead`` callers were refused since the tenant's last run ended, which is ``since_end_ms`` ago,
-    and perhaps those that went ``unanswered``; ``gap_ms`` is the time between two ends.
+    and perhaps those that went ``unanswered``; ``gap_ms`` is the time between two ends, or between
+    it and ``gap_ms_max`` if that is longer.
     """
     gap_ms = max(gap_ms, since_end_ms)
     # A replica's clock is at most a hundredth faster or slower than that of the record.
-    shortest_ms, longest_ms = gap_ms * _EARLY, gap_ms / _EARLY
+    shortest_ms, longest_ms = gap_ms * _EARLY, max(gap_ms, gap_ms_max) / _EARLY
     latest_ms = min(max(longest_ms * (1 + ahead + unanswered), 2_000), _FULL_MS_MAX)
     least_ms = min(max(shortest_ms * (1 + ahead), 2_000), _FULL_MS_MAX)
     earliest_ms = min(max(shortest_ms / 2, 1_000), least_ms / 2)
@@ -129,6 +131,11 @@ def full_says_when(
             f"{replica}: {ahead} callers are ahead, slots are free every {gap_ms:.0f} ms,"
             f" and Retry-After is {retry_after_ms} ms"
         )
+
+
+def _gap_ms(span_ms: float) -> float:
+    """The time between two ends, as it is averaged. The time of day may have been set back."""
+    return min(_FULL_MS_MAX, max(0.0, span_ms))
 
 
 # ── The record of one replica ────────────────────────────────────────────────────────────────────
@@ -159,8 +166,13 @@ class _Pool:
 class _Ends:
     """The ends of a tenant's runs that a replica has committed."""
 
-    last_at: int
-    gap_ms: float | None = None
+    last_at: tuple[int, int]
+    """When the last run ended or, before the first end, the first caller was refused: at the
+    earliest and at the latest. Of rows of a batch only the answer is seen, which may come later."""
+    gap_ms: tuple[float, float] | None = None
+    """The shortest and the longest time between two ends by which the replica may answer."""
+    is_sure: bool = True
+    """Whether the replica noted the first of these times: not if its caller was not refused."""
     refused: int = 0
     unanswered: int = 0
     """Callers that left: they may have been refused."""
@@ -414,50 +426,79 @@ class CadenceRecord:
     def ended(self, tenant: TenantId) -> None:
         """The replica has committed the end of a run that held a slot."""
         now, known = self.clock.now(), self._ends.get(tenant)
-        gap_ms: float | None = None
+        gap_ms, is_sure = None, True
         if known is not None:
-            gap_ms = min(_FULL_MS_MAX, max(0, now - known.last_at))
+            earliest, latest = known.last_at
+            newest = _gap_ms(now - latest), _gap_ms(now - earliest)
+            gap_ms = newest
             if known.gap_ms is not None:
-                gap_ms = known.gap_ms + _NEWEST * (gap_ms - known.gap_ms)
-        self._ends[tenant] = _Ends(now, gap_ms)
+                shortest, longest = known.gap_ms
+                gap_ms = (
+                    shortest + _NEWEST * (newest[0] - shortest),
+                    longest + _NEWEST * (newest[1] - longest),
+                )
+            if not known.is_sure:
+                # Else this end is the first time that it has noted, or this gap its first.
+                other = _GAPS_UNKNOWN_MS if known.gap_ms is None else newest
+                gap_ms = min(gap_ms[0], other[0]), max(gap_ms[1], other[1])
+                is_sure = known.gap_ms is not None
+        self._ends[tenant] = _Ends((now, now), gap_ms, is_sure)
 
     def _full(self, tenant: TenantId, retry_after_ms: int | None) -> None:
         """A caller of a full tenant was refused."""
         now = self.clock.now()
-        known = self._ends.setdefault(tenant, _Ends(now))
+        known = self._ends.setdefault(tenant, _Ends((now, now)))
+        if not known.is_sure and known.gap_ms is None:
+            known.last_at, known.is_sure = (known.last_at[0], now), True
         if retry_after_ms is not None and self.knows_ends:
+            earliest, latest = known.last_at
+            shortest, longest = known.gap_ms or _GAPS_UNKNOWN_MS
             said = full_says_when(
                 self.process.name,
                 retry_after_ms=retry_after_ms,
-                gap_ms=_GAP_UNKNOWN_MS if known.gap_ms is None else known.gap_ms,
-                since_end_ms=max(0, now - known.last_at),
+                gap_ms=shortest,
+                since_end_ms=max(0, now - latest),
                 ahead=known.refused,
                 unanswered=known.unanswered + self._rows[tenant],
+                gap_ms_max=max(longest, now - earliest),
             )
             self.history.check("delays within policy", said)
         known.refused += 1
 
     @contextmanager
-    def asks_gate(self, tenant: TenantId, rows: int) -> Iterator[None]:
-        """A start is judged, or so many rows of a batch, whose answers come together."""
+    def asks_gate(self, tenant: TenantId, rows: int) -> Iterator[Instant]:
+        """A start is judged, or so many rows of a batch, whose answers come together.
+
+        Yields the time of the replica.
+        """
         self._rows[tenant] += rows
+        asked_at = self.clock.now()
         try:
-            yield
+            yield asked_at
         except BaseException:
-            self._unanswered(tenant, max(1, rows))
+            self._unanswered(tenant, max(1, rows), asked_at, is_refused=False)
             raise
         finally:
             self._rows[tenant] -= rows
 
-    def _unanswered(self, tenant: TenantId, count: int) -> None:
-        """So many callers may have been refused, at times that are not known."""
-        self._ends.setdefault(tenant, _Ends(self.clock.now())).unanswered += count
+    def _unanswered(
+        self, tenant: TenantId, count: int, asked_at: Instant, *, is_refused: bool
+    ) -> None:
+        """So many callers were refused, or may have been, at times that are not known."""
+        now = self.clock.now()
+        known = self._ends.setdefault(tenant, _Ends((asked_at, now), is_sure=is_refused))
+        if is_refused and not known.is_sure and known.gap_ms is None:
+            known.last_at, known.is_sure = (known.last_at[0], now), True
+        known.unanswered += count
 
-    def gated(self, tenant: TenantId, answer: object, *, in_batch: bool = False) -> None:
-        """A start was answered."""
-        if isinstance(answer, GateFull | GateOverBudget) and in_batch:
+    def gated(
+        self, tenant: TenantId, answer: object, *, batch_asked_at: Instant | None = None
+    ) -> None:
+        """A start was answered. ``batch_asked_at``: the batch of which it is a row was asked."""
+        if isinstance(answer, GateFull | GateOverBudget) and batch_asked_at is not None:
             # It was refused a while ago, perhaps before the last end.
-            self._unanswered(tenant, 1)
+            is_refused = isinstance(answer, GateFull)
+            self._unanswered(tenant, 1, batch_asked_at, is_refused=is_refused)
         elif isinstance(answer, GateFull):
             self._full(tenant, answer.retry_after_ms)
         elif isinstance(answer, GateOverBudget) and answer.over.is_held:

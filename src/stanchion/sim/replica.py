@@ -216,7 +216,8 @@ class Replica:
         async def timed(*arguments: Any, **how: Any) -> object:  # noqa: ANN401 - passed on
             began_s, pauses = asyncio.get_running_loop().time(), process.pauses
             tenant = getattr(arguments[0], "tenant", arguments[0])
-            with cadence.asks_gate(tenant, len(arguments[1]) if verb.endswith("_rows") else 0):
+            rows = len(arguments[1]) if verb.endswith("_rows") else 0
+            with cadence.asks_gate(tenant, rows) as asked_at:
                 answer = await really(*arguments, **how)
             took_s = asyncio.get_running_loop().time() - began_s
             if isinstance(answer, list):
@@ -225,7 +226,8 @@ class Replica:
                 took_s /= 2
             for each in answer if isinstance(answer, list) else [answer]:
                 ledger.gated(process, each, took_s if pauses == process.pauses else 0.0)
-                cadence.gated(tenant, each, in_batch=isinstance(answer, list))
+                batch_asked_at = asked_at if isinstance(answer, list) else None
+                cadence.gated(tenant, each, batch_asked_at=batch_asked_at)
                 if isinstance(each, GateFull):
                     ledger.told_full(tenant, asked_at_s=began_s)
             return answer
