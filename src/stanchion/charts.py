@@ -25,7 +25,6 @@ _POINTS_MAX: Final = 600
 _MARKERS_MAX: Final = 12
 """Markers tell series apart; more of them would hide the line."""
 _CHAR_WIDTH: Final = 6.9
-_SPARK_WIDTH, _SPARK_HEIGHT = 120, 28
 
 _LIGHT: Final = ("#0072b2", "#c55a00", "#00785a", "#a8457f", "#5b5b5b", "#8a6d00")
 _DARK: Final = ("#56b4e9", "#ffa94d", "#3ecf9e", "#ee9ccb", "#c9c9c9", "#f0e442")
@@ -146,32 +145,6 @@ def svg_of(
 def plot_edges(width: int) -> tuple[float, float]:
     """Where the lines of a chart of this width begin and end, from its left."""
     return _LEFT, width - _RIGHT
-
-
-def sparkline(values: Sequence[float], label: str) -> str:
-    """A small line without axes, stretched to the width of its place. ``label`` says what it is."""
-    shown = [y for _, y in _thinned([(0.0, value) for value in values])]
-    highest = max([*shown, 0.001])
-    step = _SPARK_WIDTH / max(1, len(shown) - 1)
-    places = [
-        (place * step, _SPARK_HEIGHT - 2 - (_SPARK_HEIGHT - 4) * max(0.0, value) / highest)
-        for place, value in enumerate(shown)
-    ]
-    if len(places) == 1:
-        places.append((float(_SPARK_WIDTH), places[0][1]))
-    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    area = f"M0 {_SPARK_HEIGHT}L{path}L{_SPARK_WIDTH} {_SPARK_HEIGHT}z"
-    drawn = (
-        f'<path class="spark-area" d="{area}"/><path class="spark-line" d="M{path}"/>'
-        if places
-        else ""
-    )
-    latest = f", now {_number(shown[-1])}, up to {_number(max(shown))}" if shown else ", no data"
-    return (
-        f'<svg class="spark" viewBox="0 0 {_SPARK_WIDTH} {_SPARK_HEIGHT}"'
-        f' preserveAspectRatio="none" role="img" aria-label="{escape(label + latest)}">'
-        f"{drawn}</svg>"
-    )
 
 
 class _Frame(msgspec.Struct, frozen=True):

@@ -28,7 +28,6 @@ from stanchion.console.pictures import (
     chart,
     fence_strip,
     slot_board,
-    spark,
 )
 from stanchion.console.step_graph import EDGES_MAX, GraphStep, step_graph, zoomable_graph
 from stanchion.console.text import duration, foreign, visible
@@ -507,12 +506,6 @@ def test_a_histogram_has_a_bar_a_bucket_and_a_line_for_what_is_expected() -> Non
     assert "<style>" in svg_of(drawn)
 
 
-def test_a_sparkline_says_its_last_and_highest_value() -> None:
-    drawn = next(parsed(spark([1, 5, 2], "starts a second")).iter("svg"))
-    assert drawn.get("aria-label") == "starts a second, now 2, up to 5"
-    assert next(parsed(spark([], "none")).iter("svg")).get("aria-label") == "none, no data"
-
-
 def test_hostile_text_stays_text_in_every_picture() -> None:
     step = GraphStep(id=HOSTILE, status=HOSTILE, note=HOSTILE, href="#x")
     entry = [
@@ -531,6 +524,5 @@ def test_hostile_text_stays_text_in_every_picture() -> None:
         fence_strip([mark], begin=BEGIN, end=at(5)),
         slot_board([slot], active=1, limit=1),
         chart(lines),
-        spark([1], HOSTILE),
     ):
         parsed(drawn)

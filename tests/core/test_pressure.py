@@ -16,7 +16,6 @@ from stanchion.core.pressure import (
     percentile_ms,
     pressure_order,
     together,
-    wait_bucket,
 )
 
 NOTHING = (0,) * len(WAIT_BOUNDS_MS)
@@ -49,14 +48,6 @@ def test_what_the_last_refused_caller_was_told_is_forgotten_with_the_refusals() 
     assert last_minute([GateWindow(1, unavailable=1)], 2, told=told).retry_after_ms == 1_500
     assert last_minute([GateWindow(1, admitted=1)], 2, told=told).retry_after_ms is None
     assert last_minute([GateWindow(1, full=1)], 30, told=told).retry_after_ms is None
-
-
-@pytest.mark.parametrize(
-    ("wait_ms", "bucket"),
-    [(0, 0), (1, 0), (1.01, 1), (5_000, len(WAIT_BOUNDS_MS) - 1), (1e9, len(WAIT_BOUNDS_MS) - 1)],
-)
-def test_a_wait_is_counted_in_the_first_bucket_that_holds_it(wait_ms: float, bucket: int) -> None:
-    assert wait_bucket(wait_ms) == bucket
 
 
 def test_figures_of_replicas_are_added_and_the_latest_delay_counts() -> None:

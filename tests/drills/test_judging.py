@@ -398,7 +398,6 @@ FENCED = HandOver(
     policy="fence",
     ttl_s=3.0,
     fault=(1.0, 5.0),
-    granted_at=0.0,
     trusting_until=2.9,
     acting_until=2.91,
     third_failure_at=2.9,

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 from markupsafe import Markup, escape
 
-from stanchion.charts import WIDTH, Chart, LineChart, Series, sparkline, svg_of
+from stanchion.charts import WIDTH, Chart, LineChart, Series, svg_of
 from stanchion.console.text import duration, visible
 
 CELLS_MAX: Final = 60
@@ -42,11 +42,6 @@ _LONG_S: Final = 180
 """Times that are longer are shown in minutes."""
 _COUNT_LEAST: Final = 4.0
 """The least height of an axis of counts: with less, its ticks would be fractions."""
-
-
-def spark(values: Sequence[float], label: str) -> Markup:
-    """A small line without axes."""
-    return Markup(sparkline(values, visible(label)))  # noqa: S704 - sparkline escapes its label
 
 
 # ── Slots ────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,6 @@ buckets, so that they can be added too: a percentile is exact to the width of it
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Final
@@ -53,11 +52,6 @@ class TenantPressure(msgspec.Struct, frozen=True, kw_only=True):
     active: int
     queued: int = 0
     figures: GateFigures = GateFigures()
-
-
-def wait_bucket(wait_ms: float) -> int:
-    """The bucket that counts a wait."""
-    return min(bisect_left(WAIT_BOUNDS_MS, wait_ms), len(WAIT_BOUNDS_MS) - 1)
 
 
 def last_minute(

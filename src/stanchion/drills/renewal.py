@@ -506,7 +506,6 @@ def _hand_over_of_replica(
         policy=policy,
         ttl_s=ttl_s,
         fault=(fault[0] - began, fault[1] - began),
-        granted_at=0.0,
         # If it never said that it lost the lease, it trusted it to the end.
         trusting_until=min(lost, default=fault[1]) - began,
         acting_until=max(ends, default=fault[1]) - began,
@@ -570,7 +569,6 @@ def _hand_over(
         policy=policy,
         ttl_s=ttl_s,
         fault=(fault[0] - began, fault[1] - began),
-        granted_at=0.0,
         trusting_until=max(trusting, default=began) - began,
         acting_until=max(acting, default=began) - began,
         third_failure_at=min(known) - began if known else None,

@@ -214,7 +214,6 @@ class AdmissionFigures:
             window.unavailable += count
         if retry_after_ms is not None:
             self._told[tenant] = retry_after_ms, now
-        # Not ``wait_bucket``: every start comes through here.
         window.waits[min(bisect_left(WAIT_BOUNDS_MS, waited_s * 1000), _LAST_BUCKET)] += count
 
     def read(self) -> dict[TenantId, GateFigures]:

@@ -610,8 +610,8 @@ class TaskCancellation:
 
     __slots__ = ("_cancelling", "_task")
 
-    def __init__(self, task: asyncio.Task[Any] | None = None) -> None:
-        task = task or asyncio.current_task()
+    def __init__(self) -> None:
+        task = asyncio.current_task()
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()

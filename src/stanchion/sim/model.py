@@ -102,7 +102,10 @@ class _Step(NamedTuple):
     broken: str | None = None
 
 
-def search(rules: ModelRules, bounds: Bounds = Bounds(), *, states_max: int = 2_000_000) -> Found:  # noqa: B008 - a value
+_STATES_MAX: Final = 2_000_000
+
+
+def search(rules: ModelRules, bounds: Bounds = Bounds()) -> Found:  # noqa: B008 - a value
     """Visit every reachable state; returns the shortest path to a violation, if there is one."""
     start = _State()
     came_from: dict[_State, tuple[_State, str] | None] = {start: None}
@@ -116,8 +119,8 @@ def search(rules: ModelRules, bounds: Bounds = Bounds(), *, states_max: int = 2_
             if step.state not in came_from:
                 came_from[step.state] = (state, step.says)
                 queue.append(step.state)
-        if len(came_from) > states_max:
-            raise RuntimeError(f"more than {states_max} states")
+        if len(came_from) > _STATES_MAX:
+            raise RuntimeError(f"more than {_STATES_MAX} states")
     return Found(len(came_from))
 
 

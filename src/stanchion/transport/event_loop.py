@@ -187,7 +187,6 @@ class LoopFailover:
 def loop_transport(
     servers: Sequence[Address],
     *,
-    tls: ssl.SSLContext | None = None,
     connect_s_max: float | None = None,
     kept_max: int = KEPT_MAX,
 ) -> LoopTransport | LoopFailover:
@@ -195,8 +194,7 @@ def loop_transport(
     if len(servers) > 1:
         connect_s_max = CONNECT_S_MAX
     transports = [
-        LoopTransport(each, tls=tls, connect_s_max=connect_s_max, kept_max=kept_max)
-        for each in servers
+        LoopTransport(each, connect_s_max=connect_s_max, kept_max=kept_max) for each in servers
     ]
     return transports[0] if len(transports) == 1 else LoopFailover(transports)
 

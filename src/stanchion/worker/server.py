@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -26,9 +26,6 @@ from stanchion.wire.worker import (
     ResultsAnswer,
     ResultsRequest,
 )
-
-if TYPE_CHECKING:
-    import ssl
 
 CONNECT_S_MAX: Final = 5.0
 KEPT_MAX: Final = 8
@@ -58,7 +55,6 @@ class HttpTransport:
         url: str | Sequence[str],
         *,
         api_key: str | None = None,
-        tls: ssl.SSLContext | None = None,
     ) -> None:
         headers = [("Content-Type", "application/json"), ("Accept", "application/json")]
         if api_key is not None:
@@ -67,7 +63,7 @@ class HttpTransport:
             headers.append(("Authorization", f"Bearer {api_key}"))
         self._headers = tuple(headers)
         self._http = loop_transport(
-            parse_addresses(url), tls=tls, connect_s_max=CONNECT_S_MAX, kept_max=KEPT_MAX
+            parse_addresses(url), connect_s_max=CONNECT_S_MAX, kept_max=KEPT_MAX
         )
 
     async def post(self, path: str, body: bytes) -> HttpReply:

@@ -26,7 +26,6 @@ class HandOver(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     ttl_s: float
     fault: tuple[float, float]
-    granted_at: float
     trusting_until: float
     """When the first holder last believed to be alone."""
     acting_until: float
