@@ -14,6 +14,7 @@ from stanchion.config import (
     is_loopback,
     load,
 )
+from stanchion.services.engine import Terms
 
 HOME = {"XDG_DATA_HOME": "/data"}
 KEY = "sk_admin_0123456789abcdef"
@@ -404,3 +405,13 @@ def test_a_wrong_value_that_may_be_a_secret_is_not_repeated() -> None:
 )
 def test_loopback_is_what_only_this_machine_reaches(host: str, is_local: bool) -> None:
     assert is_loopback(host) is is_local
+
+
+def test_an_engine_without_terms_has_those_of_a_server_without_options() -> None:
+    config, terms = Config(), Terms()
+    assert terms.run_lease_ttl_ms == config.run_lease_ttl_s * 1000
+    assert terms.job_lease_ttl_ms == config.job_lease_ttl_s * 1000
+    assert terms.retention_ms == config.retention_s * 1000
+    assert terms.max_deliveries == config.max_deliveries
+    assert terms.poison_failures_max == config.poison_failures_max
+    assert terms.tenant_work.share == config.tenant_work_percent / 100

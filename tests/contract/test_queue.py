@@ -351,9 +351,9 @@ async def _many_wait(store: Store, count: int) -> list[RunId]:
 
 async def test_one_step_promotes_a_bounded_number_and_the_next_step_goes_on(store: Store) -> None:
     first = await _full(store, ROOMY)
-    waiting = await _many_wait(store, 2 * PROMOTED_AT_ONCE_MAX + 1)
+    waiting = await _many_wait(store, 201)
     await store.put_tenant(ACME, replace(ROOMY, max_concurrent_runs=None))
-    left = len(waiting) - PROMOTED_AT_ONCE_MAX
+    left = 101
     assert await store.queued_runs(ACME) == left
     assert await store.promote(ACME) == tuple(waiting[-left:-1])
     assert await store.active_runs(ACME) == len(waiting)

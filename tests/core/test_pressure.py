@@ -75,6 +75,12 @@ def test_a_percentile_is_the_bound_of_its_bucket(counts: tuple[int, ...], p95: i
     assert percentile_ms(counts, 0.95) == p95
 
 
+def test_waits_are_told_by_these_bounds() -> None:
+    bounds = (1, 2, 3, 5, 8, 12, 20, 35, 60, 100, 200, 400, 800, 1_500, 2_500, 5_000)
+    for place, bound in enumerate(bounds):
+        assert percentile_ms([0] * place + [1], 0.95) == bound
+
+
 def test_tenants_are_ordered_by_refusals_then_by_slots_in_use() -> None:
     def tenant(
         name: str, limit: int | None, active: int, full: int = 0, unavailable: int = 0

@@ -239,6 +239,14 @@ def test_an_estimate_is_made_from_the_last_runs_and_those_under_way(
     assert estimate_s(ended, held, slots=slots, position=position, now=now) == expected
 
 
+def test_an_estimate_is_made_from_the_last_twenty_ends() -> None:
+    slow = SlotUse(Instant(0), Instant(1_000_000))
+    quick = [SlotUse(Instant(at), Instant(at + 1_000)) for at in range(1_000_000, 1_020_000, 1_000)]
+    now = Instant(1_020_000)
+    assert estimate_s([slow, *quick], [now], slots=1, position=1, now=now) == 1.0
+    assert estimate_s([slow, *quick[1:]], [now], slots=1, position=1, now=now) == 51.0
+
+
 def test_an_estimate_for_many_slots_does_not_look_at_each() -> None:
     ended = [SlotUse(Instant(0), Instant(10_000)), SlotUse(Instant(0), Instant(30_000))]
     held = [Instant(40_000)] * 100

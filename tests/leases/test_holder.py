@@ -13,8 +13,15 @@ from stanchion.core.lease import DEFAULT_POLICIES, FenceCause, LeaseLost, Moment
 from stanchion.core.model import Risk
 from stanchion.core.retry import Backoff, BoundedJitter, Exponential, Fixed
 from stanchion.leases.holder import HoldRequest, LeaseBusy, LeaseHolder, LeaseUnavailable
-from stanchion.leases.waiting import DEFAULT_RETRY, LOOK_EVERY_MS, TICKET_MS
+from stanchion.leases.waiting import (
+    CALL_MS_MAX,
+    DEFAULT_RETRY,
+    LOOK_EVERY_MS,
+    TICKET_MS,
+    QueueWait,
+)
 from stanchion.ports.locks import AcquireAnswer
+from stanchion.ports.turns import Place
 from stanchion.services import lease_events as told
 from stanchion.services.lease_events import LeaseEvent
 from stanchion.services.renewal import Lease
@@ -337,6 +344,39 @@ async def test_whoever_is_cancelled_twice_leaves_no_ticket(bench: Bench) -> None
         await waiter
     await asyncio.sleep(1)
     assert await bench.turns.waiting(NAME) == 0
+
+
+@virtual
+async def test_a_program_that_ends_while_it_joins_leaves_the_queue(bench: Bench) -> None:
+    await bench.turns.calm.acquire(NAME, "another's", ttl_ms=TTL_MS, within_ms=10)
+    bench.turns.deliver_joins_late()
+    waiter = asyncio.create_task(bench.visit("a", bench.holder, wait_s=60))
+    await asyncio.sleep(0.1)
+    assert bench.turns.calls["join"] == 1
+    # As ``asyncio.run`` does when the main task has ended: every task is cancelled.
+    for each in asyncio.all_tasks() - {asyncio.current_task()}:
+        each.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert bench.turns.calls["leave"] == 1
+
+
+@virtual
+async def test_a_call_to_join_takes_no_longer_than_the_wait_has_left(bench: Bench) -> None:
+    asked: list[int] = []
+
+    class Noting(FaultyTurns):
+        async def join(self, name: str, token: str, *, ticket_ms: int, within_ms: int) -> Place:
+            asked.append(within_ms)
+            return await super().join(name, token, ticket_ms=ticket_ms, within_ms=within_ms)
+
+    for left_ms in (1, 2_000):
+        turns = Noting(bench.clock)
+        await turns.calm.acquire(NAME, "another's", ttl_ms=TTL_MS, within_ms=10)
+        waits = QueueWait(turns, NAME, "mine", clock=bench.clock, entropy=SeededEntropy(0))
+        asked.clear()
+        await waits.pause(left_ms)
+        assert asked[0] == min(left_ms, CALL_MS_MAX)
 
 
 @virtual

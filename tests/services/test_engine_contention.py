@@ -128,6 +128,9 @@ async def test_retries_are_counted_by_the_half_second(world: World) -> None:
     buckets = Counter(int(each.at_s / 0.5) for each in busy)
     assert one.metric("lock_busy_retry_burst_count") == len(buckets)
     assert one.metric("lock_busy_retry_burst_sum") == len(busy)
+    for most in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
+        counted = one.metric("lock_busy_retry_burst_bucket", le=f"{most}.0")
+        assert counted == sum(count <= most for count in buckets.values())
     assert one.metric("run_lock_contended_total") == len(busy) + 1, "and the one that took it"
 
 

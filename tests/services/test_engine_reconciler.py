@@ -9,7 +9,7 @@ import pytest
 from stanchion.core.model import Risk, Topic
 from stanchion.core.retry import Fixed
 from stanchion.core.workflow import JobSpec, RetrySpec
-from stanchion.ports.records import JobLease, LostReason
+from stanchion.ports.records import ExpiredJob, JobLease, LostReason
 from stanchion.services.engine import Terms
 from tests.contract.tampering import tamper_memory
 from tests.services.faulty_locks import Fault
@@ -91,6 +91,23 @@ async def test_a_bus_that_is_away_keeps_nobody_from_reconciling(
     one.bus.is_away = True
     assert await world.lease(one, "work", wait_s=5)
     assert "reconcile_failed" not in caplog.messages
+
+
+@virtual
+async def test_one_step_ends_a_bounded_number_of_leases(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+    expire_jobs = world.store.expire_jobs
+
+    async def expire(*, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
+        limits.append(limit)
+        return await expire_jobs(limit=limit, max_deliveries=max_deliveries)
+
+    monkeypatch.setattr(world.store, "expire_jobs", expire)
+    world.add()
+    await asyncio.sleep(2)
+    assert set(limits) == {500}
 
 
 @virtual

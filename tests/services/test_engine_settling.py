@@ -182,6 +182,20 @@ async def test_a_lease_is_kept_from_the_last_result_that_was_settled_with_it(wor
     assert _steps(one) == {"accept": 1, "load": 1, "commit": 1, "settle": 2}
 
 
+@pytest.mark.parametrize(("after_ms", "settled"), [(29_999, 2), (30_000, 1)])
+@virtual
+async def test_a_lease_is_kept_for_half_a_minute(world: World, after_ms: int, settled: int) -> None:
+    one = world.add()
+    await _first_step(world, one)
+    (leased,) = await world.lease(one, "work")
+    await world.report(one, leased)
+    kept_at = world.clock.moment()
+    (leased,) = await world.lease(one, "work")
+    await asyncio.sleep((kept_at + after_ms + 0.2 - world.clock.moment()) / 1000)
+    await world.report(one, leased)
+    assert one.store.calls["settle"] == settled
+
+
 @virtual
 async def test_a_call_that_arrives_while_results_are_settled_is_handled_with_the_same_lease(
     world: World,

@@ -171,6 +171,9 @@ def test_the_history_keeps_what_people_ask_for_and_forgets_the_rest() -> None:
     assert history.unlocked[-1] == Unlocked(
         Instant(1_005 + UNLOCKED_MAX + 1), "run/1", Risk.HIGH, "cut"
     )
+    for number in range(60):
+        signals(told.Acquired(**H, fence=number, waited_ms=0))
+    assert [mark.fence for mark in history.of_lock("run/1")] == list(range(10, 60))
     for number in range(1_000):
         signals(told.Acquired(name=f"run/{number + 2}", risk=Risk.LOW, fence=1, waited_ms=0))
     assert history.of_lock("run/1") == ()

@@ -7,6 +7,7 @@ import itertools
 import threading
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -90,6 +91,25 @@ async def test_the_span_of_a_job_says_how_it_ended(stage: Stage, is_lost: bool) 
     assert outcome == (str(FenceCause.TAKEN) if is_lost else "succeeded")
     said = "the lease was lost: taken" if is_lost else None
     assert span.status.description == said
+
+
+@on_stage
+async def test_spans_go_to_the_tracer_provider_that_the_program_has_set(stage: Stage) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+    @stage.app.task("t")
+    async def work(_job: Job) -> None: ...
+
+    stage.ledger.put("run:step@1", traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+        patched.setattr(trace, "get_tracer_provider", lambda: provider)
+        patched.setattr(telemetry, "tracing", None)
+        async with stage.working():
+            await stage.ledger.all_done()
+    assert [span.name for span in exporter.get_finished_spans()] == ["handle t"]
 
 
 class _Odd(BaseException):
