@@ -638,6 +638,14 @@ async def _too_large_bodies(loud: Loud) -> Awaitable[None]:
     return loud.flood([large], connections=8, rate_per_s=100)
 
 
+@_neighbour("starts of 64 jobs with inputs of 250 KB each")
+async def _large_inputs(loud: Loud) -> Awaitable[None]:
+    steps = {f"s{number}": {"topic": "loud.doc", "input": "${input.doc}"} for number in range(64)}
+    await loud.apply("doc", {"steps": steps})
+    start = loud.start_request("doc", {"doc": "y" * _INPUT_BYTES})
+    return loud.converse(lambda connection: _cancelled(loud, connection, start), connections=4)
+
+
 @_neighbour("300 bodies that come by one byte in 100 ms")
 async def _slow_bodies(loud: Loud) -> Awaitable[None]:
     head = loud.head("POST", f"/v1/workflows/{await loud.hold()}/runs", 10_000)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from stanchion.core import limits
+from stanchion.core.draft import size_of
 from stanchion.core.events import (
     Approved,
     AttemptSucceeded,
@@ -17,10 +19,16 @@ from stanchion.core.events import (
 )
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.model import (
+    Failure,
     Instant,
+    ItemKey,
+    Job,
     JobId,
+    OnRetry,
     Run,
     RunId,
+    RunStatus,
+    Step,
     StepId,
     StepStatus,
     TenantId,
@@ -39,12 +47,13 @@ from stanchion.core.run import (
     start_like,
     starts_are_alike,
 )
-from stanchion.core.transition import DispatchJob, Transition
+from stanchion.core.transition import DispatchJob, SetTimer, Transition
 from stanchion.core.workflow import (
     ApprovalSpec,
     ForEachSpec,
     ForEachWorkflowSpec,
     JobSpec,
+    RetrySpec,
     StepSpec,
     SubworkflowSpec,
     Workflow,
@@ -103,10 +112,99 @@ def test_inputs_that_select_the_same_large_value_are_bounded_together() -> None:
     small = decide(plan, pending({"big": "y"}), Started(), NOW)
     assert starts_are_alike(plan, small)
     assert start_like(plan, small, pending(BIG)) is None
-    assert start_like(plan, small, pending({"big": "y" * 80_000})) is not None
-    assert start_like(plan, small, pending({"big": "y" * 80_000}), work_max=1_000) is None
+    assert start_like(plan, small, pending({"big": "y" * 5_000})) is not None
+    assert start_like(plan, small, pending({"big": "y" * 6_000})) is None
+    assert start_like(plan, small, pending({"big": "y" * 5_000}), work_max=1_000) is None
     with pytest.raises(DecisionTooLong):
-        decide_all(plan, pending({"big": "y" * 80_000}), (Started(),), NOW, work_max=1_000)
+        decide_all(plan, pending({"big": "y" * 5_000}), (Started(),), NOW, work_max=1_000)
+
+
+def _lived_through(plan: Plan, given: JsonObject) -> tuple[Run, list[Job], int]:
+    """The run after its timers have fired and its jobs have succeeded; these; and the decisions.
+
+    Timers that are due together are decided on together, as they are by a replica.
+    """
+    run, events, jobs, out, decisions = pending(given), list[Event]([Started()]), [], list[Job](), 0
+    while events:
+        kept = msgspec.structs.replace(run, items={})
+        reads = {
+            ItemKey(step, index)
+            for step, indexes in items_to_read(plan, kept, events).items()
+            for index in indexes
+        }
+        read = {key: item for key, item in run.items.items() if key in reads}
+        transition = decide_all(plan, msgspec.structs.replace(run, items=read), events, NOW)
+        decisions += 1
+        begun = [each.job for each in transition.effects if isinstance(each, DispatchJob)]
+        stored = [
+            item.input for item in transition.items.values() if item.input is not msgspec.UNSET
+        ]
+        written = sum(size_of(each) for each in (*(job.input for job in begun), *stored))
+        assert written <= limits.BEGUN_BYTES_MAX, (written, decisions)
+        assert set(transition.ignored) <= {None}
+        run = evolve(run, transition)
+        due = [each.timer for each in transition.effects if isinstance(each, SetTimer)]
+        events = events[len(transition.ignored) :]
+        events += [TimerFired(timer=each) for each in due if each.kind is not TimerKind.RUN_TIMEOUT]
+        jobs += begun
+        out += begun
+        if not events and out:
+            done = out.pop(0)
+            events.append(succeeded(done.step_id, item=done.item))
+    return run, jobs, decisions
+
+
+def test_steps_with_large_inputs_begin_in_several_transitions() -> None:
+    # One transaction with all of them kept the writes of others waiting for 0.2 s.
+    steps: dict[str, StepSpec] = {
+        f"s{number}": JobSpec(topic=TOPIC, input="${input.big}") for number in range(60)
+    }
+    run, jobs, decisions = _lived_through(planned(**steps), BIG)
+    assert run.status is RunStatus.SUCCEEDED
+    assert [(job.step_id, job.attempt) for job in jobs] == [(StepId(each), 1) for each in steps]
+    assert all(job.input == BIG["big"] for job in jobs)
+    # Five in the first one, then four at a time: a fifth could be larger.
+    assert decisions == 1 + 14 + 60
+
+
+def test_retries_of_large_jobs_that_are_due_together_are_divided() -> None:
+    retry = RetrySpec(max_attempts=2)
+    steps: dict[str, StepSpec] = {
+        f"s{number}": JobSpec(topic=TOPIC, input="${input.big}", retry=retry)
+        for number in range(20)
+    }
+    plan, fault = planned(**steps), Failure("busy", "busy")
+    run = pending(BIG)
+    run = msgspec.structs.replace(
+        run,
+        status=RunStatus.RUNNING,
+        steps={
+            StepId(name): Step(
+                status=StepStatus.WAITING, attempt=1, dispatch=1, wait=OnRetry(NOW), error=fault
+            )
+            for name in steps
+        },
+    )
+    events: list[Event] = [
+        TimerFired(timer=Timer(TimerKind.RETRY, StepId(name), None, 1)) for name in steps
+    ]
+    transition = decide_all(plan, run, events, NOW)
+    assert len(transition.ignored) == 4  # a fifth could have exceeded it
+
+
+@pytest.mark.parametrize("parallel", [1, 3, 1_000])
+def test_items_with_large_inputs_begin_and_are_stored_in_several_transitions(parallel: int) -> None:
+    each = ForEachSpec(
+        topic=TOPIC, for_each="${input.l}", input={"n": "${item}", "d": "${input.big}"},
+        parallel=parallel,
+    )  # fmt: skip
+    given: JsonObject = {"big": "y" * 50_000, "l": list(range(100))}
+    run, jobs, decisions = _lived_through(planned(each=each), given)
+    assert run.status is RunStatus.SUCCEEDED
+    assert [(job.item, job.attempt) for job in jobs] == [(index, 1) for index in range(100)]
+    assert all(job.input == {"n": job.item, "d": given["big"]} for job in jobs)
+    # 5 MB, written once or twice: the list is evaluated for each megabyte, not for each result.
+    assert decisions <= 100 + 12
 
 
 @pytest.mark.parametrize("given", ["${input.big}", {"doc": "${input.big}"}])

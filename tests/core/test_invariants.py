@@ -108,10 +108,6 @@ def bent(steps: dict[StepId, Step] | None = None, **changes: object) -> Run:
             "step 'b': has no item left to wait for",
         ),
         (
-            bent({B: msgspec.structs.replace(RUNNING, items=ItemCounts(total=2, pending=2))}),
-            f"step 'b': has 0 items out and 2 pending; {AT_ONCE} may be out",
-        ),
-        (
             bent({B: msgspec.structs.replace(RUNNING, items=ItemCounts(total=AT_ONCE + 1))}),
             f"step 'b': has {AT_ONCE + 1} items out and 0 pending; {AT_ONCE} may be out",
         ),

@@ -113,6 +113,8 @@ class _Decision:
         self.input_bytes_left = limits.EVENT_INPUT_BYTES_MAX
         self.inputs_taken = 0
         """How many jobs and items have begun in the event."""
+        self.begun_bytes = 0
+        """The inputs that the transition writes."""
         self.work_done = 0
         self.work_max = float("inf") if work_max is None else work_max
 
@@ -174,7 +176,11 @@ class Draft:
     def is_large(self) -> bool:
         """Whether the decision is so large that further events should wait for the next one."""
         changes = max(len(self._effects), len(self._items))
-        return self._decision.work_done >= limits.EVENT_WORK_MAX or changes >= limits.RUN_ITEMS_MAX
+        return (
+            self._decision.work_done >= limits.EVENT_WORK_MAX
+            or changes >= limits.RUN_ITEMS_MAX
+            or not self.has_room(limits.INPUT_BYTES_MAX)
+        )
 
     @property
     def work_left(self) -> int:
@@ -272,14 +278,24 @@ class Draft:
             decision.work_left -= done
             decision.work_done += done
 
-    def take_input(self, value: JsonValue) -> None:
-        """Count the input of a job or item that begins. Raises ``BudgetSpent``."""
+    def has_room(self, size: int) -> bool:
+        """Whether the transition may write inputs of so many bytes more. A single one always."""
+        begun_bytes = self._decision.begun_bytes
+        return not begun_bytes or begun_bytes + size <= limits.BEGUN_BYTES_MAX
+
+    def write_input(self, size: int) -> None:
+        """Count an input that the transition writes, with a job or an item."""
+        self._decision.begun_bytes += size
+
+    def take_input(self, value: JsonValue) -> int:
+        """Count the input of a job or item that begins; its size. Raises ``BudgetSpent``."""
         decision, size = self._decision, size_of(value)
         self.count_work(size // INPUT_BYTES_PER_WORK)
         decision.input_bytes_left -= size
         decision.inputs_taken += 1
         if decision.input_bytes_left < 0:
             raise BudgetSpent(INPUTS_TOO_LARGE)
+        return size
 
     def spend(self, units: int) -> None:
         """Charge work other than expressions to the event. Raises ``BudgetSpent``."""

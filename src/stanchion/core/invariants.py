@@ -215,10 +215,8 @@ def _of_items(run: Run, step: PlannedStep, state: Step) -> Iterable[str]:
     assert isinstance(spec, ForEachSpec | ForEachWorkflowSpec)
     out = counts.unfinished - counts.pending
     at_once = spec.at_once
-    # Fewer items may be out: a timer begins the next ones. Those with a workflow may end at once.
-    at_least = min(at_once, foreach.BEGUN_AT_ONCE_MAX)
-    too_few = counts.pending and out < at_least and isinstance(spec, ForEachSpec)
-    if state.status.is_active and (out > at_once or too_few):
+    # Fewer items may be out: a timer begins the next ones, see ``of_work``.
+    if state.status.is_active and out > at_once:
         yield f"has {out} items out and {counts.pending} pending; {at_once} may be out"
     for key, item in run.items.items():
         if key.step_id == step.id:

@@ -45,7 +45,7 @@ from stanchion.core.events import (
     TimerKind,
 )
 from stanchion.core.expression import WORK_MAX, EvaluationBudget, ExpressionError
-from stanchion.core.limits import EVENT_INPUT_BYTES_MAX
+from stanchion.core.limits import BEGUN_BYTES_MAX
 from stanchion.core.model import (
     Failure,
     Instant,
@@ -202,7 +202,7 @@ def works_like(
     scope: dict[str, JsonValue] = {"input": given}
     # Less than a decision allows: what exceeds it is decided again.
     budget = EvaluationBudget(work=WORK_MAX if work_max is None else min(WORK_MAX, work_max))
-    bytes_max = EVENT_INPUT_BYTES_MAX
+    bytes_max = BEGUN_BYTES_MAX
     if work_max is not None:
         bytes_max = min(bytes_max, work_max * INPUT_BYTES_PER_WORK)
     works: list[JsonValue] = []

@@ -373,7 +373,10 @@ def _waits(facts: RunFacts, around: Surroundings) -> Iterator[Finding]:
             case OnDelay():
                 yield _delay(facts.run.id, step_id, step, step.wait.due)
             case OnRetry():
-                yield _retry(facts.run.id, step_id, step, None, 1, step.wait.due)
+                timer = PendingTimer(
+                    Timer(TimerKind.RETRY, step_id, None, step.attempt), step.wait.due
+                )
+                yield _retry(facts.run.id, step_id, step, timer, 1)
             case OnItems():
                 yield from _item_retries(facts, step_id, step)
                 yield from _inside_items(facts, around, step_id, step)
@@ -469,18 +472,21 @@ def _item_retries(facts: RunFacts, step_id: StepId, step: Step) -> Iterator[Find
         key=lambda each: (each.due, each.item or 0),
     )
     if some:
-        yield _retry(facts.run.id, step_id, step, some[0].item, len(some), some[0].due)
+        yield _retry(facts.run.id, step_id, step, some[0], len(some))
 
 
-def _retry(
-    run_id: RunId, step_id: StepId, step: Step, item: int | None, count: int, due: Instant
-) -> Finding:
+def _retry(run_id: RunId, step_id: StepId, step: Step, first: PendingTimer, count: int) -> Finding:
+    item, due = first.item, first.due
     failed = f" ({step.error.message})" if step.error is not None and item is None else ""
     place = f"step '{step_id}'" if item is None else f"item {item} of step '{step_id}'"
     more = f", and {_number(count - 1, 'other item')}" if count > 1 else ""
     return Finding(
         code=WhyCode.RETRY_PENDING,
-        detail=f"the last attempt at {place} failed{failed}{more}; the next one has a delay",
+        detail=(
+            f"the last attempt at {place} failed{failed}{more}; the next one has a delay"
+            if first.timer.attempt
+            else f"{place} has a large input{more}; its job is dispatched after those before it"
+        ),
         step_id=step_id,
         since=step.started_at,
         until=due,

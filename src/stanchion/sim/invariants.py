@@ -586,6 +586,9 @@ def timers_in_bounds(plan: Plan, transition: Transition) -> Iterator[str]:
         if effect.timer.kind is TimerKind.DELAY and isinstance(spec, DelaySpec):
             if wait_ms != round(spec.delay_s * _MS):
                 yield f"a delay of {spec.delay_s} s is {wait_ms} ms long"
+        elif effect.timer.kind is TimerKind.RETRY and effect.timer.attempt == 0:
+            if wait_ms:
+                yield f"a first attempt is due in {wait_ms} ms"
         elif effect.timer.kind is TimerKind.RETRY and isinstance(spec, JobSpec | ForEachSpec):
             low_ms, high_ms = _window(spec.retry.backoff)
             if not low_ms <= wait_ms <= high_ms:

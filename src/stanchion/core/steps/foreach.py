@@ -10,7 +10,9 @@ item that ends dispatches the next one of the list, or two while fewer are out t
 that is due at once dispatches 250 more. A rerun of failed items keeps the others: they have ended
 before the step starts. The inputs of all items are rendered when the step starts. They are stored
 with the items until those end, because rendering the input of one item can need the whole list:
-evaluating it again for each item would cost the square of their number.
+evaluating it again for each item would cost the square of their number. If they are larger together
+than one transition may write, none is stored at first: each time the timer fires, as many inputs as
+fit are rendered, and their items dispatched or stored.
 
 An item with a workflow has the state of the workflow's steps in itself, so that the result of one
 of them reads and writes one item. ``ItemDraft`` lets the rules of ``core.run`` work on it as on a
@@ -21,7 +23,7 @@ once: then the next one begins, and if it was not read, a timer that is due at o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
@@ -85,29 +87,31 @@ def start(draft: Draft, step: PlannedStep, inside: Inside) -> None:
         # Before the inputs are rendered: a decision that is too long for the event loop ends here.
         draft.count_work(len(values) * _ITEM_WORK)
         works: dict[int, JsonValue] = {}
+        sizes: list[int] = []
         for index in range(len(values)):
             if index not in kept:
                 works[index] = _work(draft, step, values, index, budget)
-                draft.take_input(works[index])
+                sizes.append(draft.take_input(works[index]))
     except ExpressionError as error:
         code = TOO_MANY_ITEMS if isinstance(error, _TooManyItems) else "expression_error"
         draft.end(step, StepStatus.FAILED, error=Failure(code, str(error), step.id))
         return
-    at_once = min(spec.at_once, len(works), BEGUN_AT_ONCE_MAX)
     has_workflow = step.item_plan is not None
+    at_once = 0 if has_workflow else _fitting(draft, sizes[: min(spec.at_once, BEGUN_AT_ONCE_MAX)])
+    is_stored = has_workflow or draft.has_room(sum(sizes))
     counts = ItemCounts(
         total=len(values),
         succeeded=len(kept),
         output_bytes=sum(size_of(item.output) for item in kept.values()),
-        pending=len(works) if has_workflow else len(works) - at_once,
+        pending=len(works) - at_once,
         reused=bits_of(kept),
     )
     draft.begin(step, Step(status=StepStatus.RUNNING, attempt=1, wait=OnItems(), items=counts))
     again = f": {len(kept)} reused, {len(works)} to run" if kept else ""
     draft.note("items_started", step.id, detail=f"{len(values)} items{again}")
     for order, (index, work) in enumerate(works.items()):
-        item = Item(input=work) if counts.pending else Item()
-        if order < at_once and not has_workflow:
+        item = Item(input=work) if counts.pending and is_stored else Item()
+        if order < at_once:
             item = dispatch(draft, step, index, item, work)
         draft.put_item(ItemKey(step.id, index), item)
     if not works:
@@ -116,6 +120,17 @@ def start(draft: Draft, step: PlannedStep, inside: Inside) -> None:
         _go_on(draft, step, inside)
     elif is_short(step, counts):
         draft.then(SetTimer(more_items(step), draft.now))
+
+
+def _fitting(draft: Draft, sizes: Iterable[int]) -> int:
+    """How many jobs with inputs of these sizes the transition may begin. Counts their inputs."""
+    count = 0
+    for size in sizes:
+        if not draft.has_room(size):
+            break
+        draft.write_input(size)
+        count += 1
+    return count
 
 
 def _kept(draft: Draft, step: PlannedStep, total: int) -> dict[int, Item]:
@@ -163,10 +178,15 @@ def handle(draft: Draft, step: PlannedStep, event: Event, inside: Inside) -> Ign
             attempt=after.attempt,
             detail=after.error.message,
         )
-    following: list[int] = []
+    following: dict[int, JsonValue] = {}
     if is_finished:
         at_most = min(BEGUN_BY_END_MAX, _room(step, state.items, ended=1))
-        following = _following(draft, step, state.items, at_most)
+        for another in _following(draft, step, state.items, at_most):
+            work = draft.item(ItemKey(step.id, another)).input
+            if work is msgspec.UNSET:
+                break  # rendered by the timer, many at a time
+            draft.write_input(size_of(work))
+            following[another] = work
     counts = _count(draft, step, before, after, begun=len(following))
     if is_finished and not _ended(draft, step, counts):
         _dispatch(draft, step, following, has_timer=is_short(step, state.items))
@@ -180,10 +200,26 @@ def _dispatch_more(draft: Draft, step: PlannedStep) -> Ignored | None:
     at_most = min(BEGUN_AT_ONCE_MAX, _room(step, state.items))
     if at_most <= 0:
         return Ignored.NOT_WAITING_FOR_IT
-    following = _following(draft, step, state.items, at_most)
-    counts = msgspec.structs.replace(state.items, pending=state.items.pending - len(following))
+    begun: dict[int, JsonValue] = {}
+    values: list[JsonValue] | None = None
+    for index in _following(draft, step, state.items, BEGUN_AT_ONCE_MAX):
+        work, is_stored = draft.item(ItemKey(step.id, index)).input, True
+        if work is msgspec.UNSET:
+            values = _values(draft, step) if values is None else values
+            work, is_stored = _work(draft, step, values, index), False
+        if len(begun) >= at_most and is_stored:
+            continue
+        size = size_of(work)
+        if not draft.has_room(size):
+            break
+        draft.write_input(size)
+        if len(begun) < at_most:
+            begun[index] = work
+        else:  # the next ones begin when others end: that should not need the list again
+            draft.put_item(ItemKey(step.id, index), Item(input=work))
+    counts = msgspec.structs.replace(state.items, pending=state.items.pending - len(begun))
     draft.put(step.id, msgspec.structs.replace(state, status=StepStatus.RUNNING, items=counts))
-    _dispatch(draft, step, following, has_timer=False)
+    _dispatch(draft, step, begun, has_timer=False)
     return None
 
 
@@ -194,13 +230,13 @@ def _following(draft: Draft, step: PlannedStep, counts: ItemCounts, at_most: int
     return [*itertools.takewhile(lambda index: draft.has_item(ItemKey(step.id, index)), some)]
 
 
-def _dispatch(draft: Draft, step: PlannedStep, indexes: Iterable[int], *, has_timer: bool) -> None:
+def _dispatch(
+    draft: Draft, step: PlannedStep, works: Mapping[int, JsonValue], *, has_timer: bool
+) -> None:
     """Dispatch pending items. The timer, set by now or not, is set while more may begin."""
-    for index in indexes:
+    for index, work in works.items():
         key = ItemKey(step.id, index)
-        item = draft.item(key)
-        work = _input_of(draft, step, index, item)
-        draft.put_item(key, dispatch(draft, step, index, item, work))
+        draft.put_item(key, dispatch(draft, step, index, draft.item(key), work))
     counts = draft.step(step.id).items
     assert counts is not None
     needs_timer = is_short(step, counts)
@@ -296,7 +332,7 @@ def _begin_next(
     if not draft.has_item(key) or draft.work_left < _BEGIN_WORK_MIN:
         return False
     is_full = draft.inputs_taken - inputs_before >= BEGUN_AT_ONCE_MAX
-    if is_full or draft.input_bytes_left < _BEGIN_BYTES_MIN:
+    if is_full or draft.input_bytes_left < _BEGIN_BYTES_MIN or not draft.has_room(1):
         return False
     before = draft.item(key)
     after = _begin(draft, step, key.item, before, inside)

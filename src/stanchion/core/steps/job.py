@@ -3,6 +3,10 @@
 ``dispatch`` and ``advance`` handle one attempt, for job steps and for items of a for-each: it is
 dispatched, then succeeds, or fails and is retried, or becomes a dead letter that can be replayed
 or discarded.
+
+A transition writes large inputs for a few jobs only. The first attempts of the others wait like
+retries, for timers that are due at once, and each of these begins as many jobs as one transition
+may write.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, assert_never
 
 import msgspec
 
+from stanchion.core.draft import size_of
 from stanchion.core.events import (
     Approved,
     AttemptFailed,
@@ -59,16 +64,23 @@ ITEMS_TRACED: Final = 20
 
 
 def start(draft: Draft, step: PlannedStep) -> None:
-    """Render the input and dispatch the first attempt."""
+    """Render the input and dispatch the first attempt, in a later transition if it is large."""
     try:
         work = _work(draft, step)
-        draft.take_input(work)
+        size = draft.take_input(work)
     except ExpressionError as error:
         draft.end(
             step, StepStatus.FAILED, error=Failure("expression_error", f"input: {error}", step.id)
         )
         return
-    draft.begin(step, dispatch(draft, step, draft.index, draft.states[step.id], work))
+    state = draft.states[step.id]
+    if draft.has_room(size):
+        draft.write_input(size)
+        state = dispatch(draft, step, draft.index, state, work)
+    else:
+        draft.then(SetTimer(_retry_timer(step, draft.index, state), draft.now))
+        state = msgspec.structs.replace(state, status=StepStatus.WAITING, wait=OnRetry(draft.now))
+    draft.begin(step, state)
 
 
 def handle(draft: Draft, step: PlannedStep, event: Event) -> Ignored | None:
@@ -135,9 +147,9 @@ def advance(
         case JobReplayed(job_id=about, dispatch=number) if (
             state.wait == OnReplay(about) and state.dispatch == number
         ):
-            return _send(
-                draft, step, item, state, work(), attempt=state.attempt, number=state.dispatch + 1
-            )
+            given = _written(draft, work())
+            number = state.dispatch + 1
+            return _send(draft, step, item, state, given, attempt=state.attempt, number=number)
         case JobDiscarded(job_id=about, dispatch=number) if (
             state.wait == OnReplay(about) and state.dispatch == number
         ):
@@ -152,7 +164,7 @@ def advance(
         case TimerFired(timer=timer) if timer == _retry_timer(step, item, state) and isinstance(
             state.wait, OnRetry
         ):
-            return dispatch(draft, step, item, state, work())
+            return dispatch(draft, step, item, state, _written(draft, work()))
         case (
             AttemptSucceeded()
             | AttemptFailed()
@@ -170,6 +182,12 @@ def advance(
             return Ignored.NOT_WAITING_FOR_IT
         case _:
             assert_never(event)
+
+
+def _written(draft: Draft, work: JsonValue) -> JsonValue:
+    """The input, counted."""
+    draft.write_input(size_of(work))
+    return work
 
 
 def _send(
