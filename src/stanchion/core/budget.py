@@ -44,7 +44,7 @@ BUDGET_AMOUNT_MAX: Final = 10**12
 """The largest reservation, and the largest usage of one delivery of a job."""
 BudgetAmount: TypeAlias = Annotated[int, Meta(ge=0, le=BUDGET_AMOUNT_MAX)]
 CLOCK_STEP_MAX_MS: Final = 3_600_000
-"""A window that begins later than this after now is of a clock that was wrong."""
+"""A window that begins further than this in the future was made by a wrong clock."""
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
 _DECEMBER: Final = 12

@@ -91,7 +91,7 @@ _NOTHING: Final = _Done(None, 0)
 
 
 INPUT_BYTES_PER_WORK: Final = 64
-"""To encode so much of an input takes as long as a unit of work."""
+"""Bytes of an input whose encoding takes as long as one unit of work."""
 INPUTS_TOO_LARGE: Final = (
     "the inputs of the jobs that begin together are too large: more than"
     f" {limits.EVENT_INPUT_BYTES_MAX} bytes"
@@ -120,7 +120,7 @@ class _Decision:
 
 
 class _States(dict[StepId, Step]):
-    """The states of steps that have left the initial one; it has that of all others as well."""
+    """The states of all steps; those without an entry are in the initial state."""
 
     __slots__ = ()
 

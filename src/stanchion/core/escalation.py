@@ -285,13 +285,13 @@ def _sliced(settings: Escalation, state: EscalationState) -> tuple[EscalationSta
         return fresh, False
     # After a gap only the slices that are kept are created, so a long gap costs no extra time.
     passed = min(slice_no - state.slice_no, _SLICES_KEPT)
-    slices, is_bet_lost, was_seen = state.slices, False, _is_seen(settings, state)
+    slices, has_tripped, was_seen = state.slices, False, _is_seen(settings, state)
     for left in reversed(range(passed)):
         slices = (*slices, Slice())[-_SLICES_KEPT:]
         # A gap without observations is no evidence: only the window before now counts.
         if was_seen or left == 0:
-            is_bet_lost = is_bet_lost or _is_bet_lost(settings, slices[:-1])
-    return replace(state, slice_no=slice_no, slices=slices), is_bet_lost
+            has_tripped = has_tripped or _trips(settings, slices[:-1])
+    return replace(state, slice_no=slice_no, slices=slices), has_tripped
 
 
 def _is_seen(settings: Escalation, state: EscalationState) -> bool:
@@ -326,7 +326,7 @@ def _per_s(settings: Escalation, count: int, *, slices: int = 1) -> float:
 # ── Verdicts ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _is_bet_lost(settings: Escalation, complete: tuple[Slice, ...]) -> bool:
+def _trips(settings: Escalation, complete: tuple[Slice, ...]) -> bool:
     """Whether the complete slices, oldest first, trip."""
     window, before = _windows(complete)
     # The window is above the threshold and no slice is below it. Requiring every slice to be above

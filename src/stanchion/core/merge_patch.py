@@ -23,20 +23,20 @@ def merged(document: JsonValue, patch: JsonValue) -> JsonValue:
     return result
 
 
-def note_strangers(document: JsonValue, patch: JsonValue, findings: Findings) -> None:
+def note_unknown(document: JsonValue, patch: JsonValue, findings: Findings) -> None:
     """Note every member that the patch removes but the document does not have.
 
     The RFC allows it, but it is most likely a misspelled name: a reset that would have no effect.
     """
-    _note_strangers(document, patch, (), findings)
+    _note_unknown(document, patch, (), findings)
 
 
-def _note_strangers(document: JsonValue, patch: JsonValue, path: Path, findings: Findings) -> None:
+def _note_unknown(document: JsonValue, patch: JsonValue, path: Path, findings: Findings) -> None:
     if not isinstance(document, dict) or not isinstance(patch, dict):
         return
     for name, given in patch.items():
         if name in document:
-            _note_strangers(document[name], given, (*path, name), findings)
+            _note_unknown(document[name], given, (*path, name), findings)
         elif given is None:
             findings.note((*path, name), "is not there to be removed", near=Near(name, document))
 

@@ -313,7 +313,7 @@ class _Linking:
     def _plan_items(
         self, planned: PlannedStep, child: Workflow, trail: tuple[WorkflowId, ...]
     ) -> None:
-        """Link the workflow of a for-each's items apart: each item has its steps for itself."""
+        """Link the workflow of a for-each's items into a plan of its own, with all its steps."""
         inside = _Linking(self.others, tokens=self.tokens, around=planned)
         body = inside.unfold(
             child, parent=planned.id, trail=trail, max_deliveries=planned.max_deliveries

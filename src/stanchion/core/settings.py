@@ -30,7 +30,7 @@ from stanchion.core.lease import (
     OnRenewalLost,
     TermS,
 )
-from stanchion.core.merge_patch import merged, note_strangers
+from stanchion.core.merge_patch import merged, note_unknown
 from stanchion.core.model import Risk
 from stanchion.core.retry import BackoffMsFrom1, BoundedJitter, Fixed
 from stanchion.core.workflow_file.record import Member, Record
@@ -109,7 +109,7 @@ def read_settings(document: JsonValue, *, run_lease_ttl_ms: int) -> Settings | F
 def patched(settings: Settings, patch: JsonValue, *, run_lease_ttl_ms: int) -> Settings | Faults:
     """The settings after a JSON merge patch, or its faults. A removed member gets its default."""
     document, findings = settings_document(settings), Findings()
-    note_strangers(document, patch, findings)
+    note_unknown(document, patch, findings)
     return _read(merged(document, patch), findings, run_lease_ttl_ms)
 
 

@@ -92,13 +92,13 @@ class GuardedProtocol(HttpToolsProtocol):
     head_s = 10.0
     request_s = 30.0
     write_s = 10.0
-    deaf_s = 1.0
+    pause_s = 1.0
     headers_max = 100
     idle: ClassVar[dict[GuardedProtocol, None]] = {}
     """The server's connections without an unanswered request, the longest idle one first."""
     _timer: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
-    _deaf: asyncio.TimerHandle | None = None
+    _pause: asyncio.TimerHandle | None = None
     _gone: Callable[[], object] = staticmethod(_do_nothing)
     """Called when the client disconnects; set by the request under way."""
     _under_way: RequestResponseCycle | None = None
@@ -143,8 +143,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_lost = True
         self.idle.pop(self, None)
         self._held = b""
-        if self._deaf is not None:
-            self._deaf.cancel()
+        if self._pause is not None:
+            self._pause.cancel()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # the base class leaves it after an error
         if self._under_way is not None:
@@ -261,7 +261,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._silent_bytes = self._body_bytes = 0
         self._offers = {
             GONE: self._when_gone,
-            REST: self._rest,
+            REST: self._pause_reading,
             STREAM: self._prepare_stream,
         }
         self.scope["extensions"] = self._offers
@@ -437,14 +437,14 @@ class GuardedProtocol(HttpToolsProtocol):
             self._set_timer(_LINGER_S, self._close)
         return True
 
-    def _rest(self) -> None:
-        """Stop reading for ``deaf_s``, unless more requests are waiting already."""
-        if self._deaf is None and not self.pipeline and not self.transport.is_closing():
+    def _pause_reading(self) -> None:
+        """Stop reading for ``pause_s``, unless more requests are waiting already."""
+        if self._pause is None and not self.pipeline and not self.transport.is_closing():
             self.flow.pause_reading()
-            self._deaf = self.loop.call_later(self.deaf_s, self._listen)
+            self._pause = self.loop.call_later(self.pause_s, self._resume)
 
-    def _listen(self) -> None:
-        self._deaf = None
+    def _resume(self) -> None:
+        self._pause = None
         if not self.transport.is_closing():
             self.flow.resume_reading()
 

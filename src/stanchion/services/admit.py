@@ -78,7 +78,7 @@ OTHERS_MS: Final = 1_000
 STEP_ITEMS_MAX: Final = 1_000
 """Items of for-each steps that one call to the store creates, if it has several runs."""
 _TURNS_TO_SEND: Final = 2
-"""Turns of the event loop: a caller goes on in the next one, and its call is sent in the second."""
+"""Iterations of the event loop until the call of a caller that continues now is sent."""
 
 _Answer = TypeVar("_Answer")
 _Refusal = TypeVar("_Refusal")
@@ -287,7 +287,7 @@ class Admitter:
                 kind="server",
             )
             telemetry.CURRENT.set(call.span)
-        elif telemetry.CURRENT.get() is not None:  # of the request before, on the same connection
+        elif telemetry.CURRENT.get() is not None:  # left by the previous request on this connection
             telemetry.CURRENT.set(None)
 
     async def answered_already(
@@ -541,7 +541,7 @@ class Admitter:
                 verdict = await self._context.store.admit(admission, within_ms=within_ms)
         self._store_answered()
         if isinstance(verdict, _FULL) and admission.queue.on_full is None:
-            # A start with a wish of its own speaks for itself alone.
+            # A start with its own ``on_full`` says nothing about the others.
             self._heard(call.tenant, is_full=True)
         elif isinstance(verdict, _BEGUN) and admission.run.holds_slot:
             self._heard(call.tenant, is_full=False)
@@ -582,7 +582,7 @@ class Admitter:
         return RunStarted(run_id, status, replayed=True)
 
     def _part_of_time(self, call: GateCall) -> int:
-        """How long the answer may take to say more than it must, in milliseconds."""
+        """How long optional parts of the answer may take, in milliseconds."""
         left_ms = call.ends_at - self._context.clock.moment()
         return max(0, min(STATUS_MS_MAX, left_ms // 2))
 

@@ -351,7 +351,7 @@ class BulkService:
             await self._store.delete_document(_RUNNING, bulk_id)
 
     async def write(self, bulk: Bulk, revision: int) -> tuple[Bulk, int] | None:
-        """Write the record and hold it on; ``None`` if another replica or a stop was first."""
+        """Write the record and extend the hold; ``None`` if another replica or a stop was first."""
         held = replace(
             bulk, holder=self._replica, held_until=Instant(await self._store.now() + HELD_MS)
         )

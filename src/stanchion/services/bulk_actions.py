@@ -235,7 +235,7 @@ def _outcome(
 
 
 def _was_decided(run: Run, actor: str, *, approve: bool) -> bool:
-    """Whether this actor has decided a step of the run so, for example before a crash."""
+    """Whether this actor has made this decision on a step already, for example before a crash."""
     return any(
         isinstance(step.output, dict)
         and step.output.get("approved") is approve

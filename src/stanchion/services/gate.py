@@ -152,7 +152,7 @@ class Gate:
         )
         self.tenants = self._admitter.tenants
         self.batches = TenantTurns()
-        """Whose turn it is to decode and start a batch."""
+        """Lets each tenant decode and start one batch at a time."""
 
     async def start(  # noqa: PLR0913 - what a start may carry, by keyword
         self,

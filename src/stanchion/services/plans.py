@@ -48,7 +48,7 @@ DEFINITIONS_MAX: Final = 500
 """Workflows that one plan may contain; more do not fit into the maximum number of steps."""
 
 _ALL_TENANTS: Final = TenantId("*")
-"""Whose work it is to link a shared workflow. No tenant has this name."""
+"""Stands for the tenant when a shared workflow is linked. No tenant has this name."""
 JOB_STEP: Final = StepId("job")
 _JOB_PREFIX: Final = "job/"
 """No workflow of a tenant can have such an id: a slash is not allowed in workflow ids."""

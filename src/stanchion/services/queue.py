@@ -29,7 +29,7 @@ _JOBS_PASSED: Final = 200
 """How many more runs are looked at if the newest are single jobs, which hold no slot."""
 _WORKED: Final = RunFilter(statuses=(RunStatus.SUCCEEDED, RunStatus.FAILED))
 _STOPPED: Final = RunFilter(statuses=(RunStatus.CANCELLED, RunStatus.TIMED_OUT))
-"""Read apart from the others: during a jam the newest of these ended in the queue."""
+"""Read separately: while a tenant is full, the newest of these mostly ended in the queue."""
 _UNDER_WAY: Final = RunFilter(statuses=(RunStatus.PENDING, RunStatus.RUNNING, RunStatus.WAITING))
 _HELD_MAX: Final = 100
 """With more runs under way, an estimate does not look at each of them."""

@@ -45,14 +45,14 @@ class KnownRun(msgspec.Struct, gc=False):
 
     run: Run
     plan: ref[Plan]
-    """Not kept in memory by the run: a tenant's plans have a limit of their own."""
+    """A weak reference: plans have a memory limit of their own."""
     input_bytes: int
     size_bytes: int
     changed_at: Moment
     fence: int | None = None
     kept_until: Moment = Moment(0)
     like: tuple[Admission, AlikeStart] | None = None
-    """Given: ``run`` is another one, which began like this one, and this one is made from these."""
+    """If set, ``run`` is another run that began alike, from which this one is made when needed."""
 
 
 class RunCache:

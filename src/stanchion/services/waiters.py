@@ -196,7 +196,7 @@ class RunWaiters:
         """The unfinished run as this replica last committed it: no read is needed yet.
 
         If another replica has ended it since, its bell is on the way; a lost one is replaced by the
-        poll. Dated before the call, so that it is never the answer.
+        poll. Dated before the call, so that it is never returned as the final reading.
         """
         known = None if watched.newest or watched.ended else self._cache.get(run_id)
         return None if known is None else _Reading(Loaded(known.run), Moment(now - 1))

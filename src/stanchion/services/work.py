@@ -78,9 +78,9 @@ made in the worker thread; those of others cost less than they do to count."""
 _FREE_EFFECTS: Final = 100
 """Effects of one decision that are not charged: an ordinary decision has a few."""
 _SHORT_S: Final = 0.000_5
-"""Pieces of work that took less are measured by the wall clock."""
+"""Pieces of work that took less than this are measured by the wall clock."""
 _COUNTED_S: Final = 0.001
-"""What a tenant within its share used is charged when it is as much as this."""
+"""While a tenant is within its share, its work is added up and charged in such amounts."""
 _READ_EVERY_S: Final = 0.005
 """The processor time of a busy event loop is read at least this often."""
 _PIECE_S: Final = 0.005

@@ -91,7 +91,7 @@ def _object(value: JsonValue) -> JsonObject:
 # ── Needs ────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Sight(NamedTuple):
+class _Readable(NamedTuple):
     """All steps, and the steps that each step may read."""
 
     steps: JsonObject
@@ -99,7 +99,7 @@ class _Sight(NamedTuple):
     """Without the steps whose needs are faulty: their references cannot be checked."""
 
 
-def _judge_needs(steps: JsonObject, findings: Findings) -> _Sight:
+def _judge_needs(steps: JsonObject, findings: Findings) -> _Readable:
     needs: dict[str, list[str]] = {}
     unsure: set[str] = set()
     for name, step in steps.items():
@@ -122,39 +122,39 @@ def _judge_needs(steps: JsonObject, findings: Findings) -> _Sight:
                 findings.note(at, f"repeated: {named(need)} is there already")
             else:
                 needs[name].append(need)
-    unsure.update(_judge_circles(steps, needs, findings))
+    unsure.update(_judge_cycles(steps, needs, findings))
     before = ancestors(needs)
     sure = {name: seen for name, seen in before.items() if unsure.isdisjoint({name, *seen})}
-    return _Sight(steps, sure)
+    return _Readable(steps, sure)
 
 
-def _judge_circles(steps: JsonObject, needs: dict[str, list[str]], findings: Findings) -> set[str]:
+def _judge_cycles(steps: JsonObject, needs: dict[str, list[str]], findings: Findings) -> set[str]:
     """Note cycles that share no step, and remove the needs of their steps."""
     places = {name: place for place, name in enumerate(steps)}
-    circling: set[str] = set()
-    while (circle := cycle(needs)) is not None:
+    in_cycles: set[str] = set()
+    while (found := cycle(needs)) is not None:
         # Begin with the first step in file order, so that a cycle is always reported alike.
-        start = circle.index(min(circle, key=places.__getitem__))
-        first, second, *others = (*circle[start:], *circle[:start])
+        start = found.index(min(found, key=places.__getitem__))
+        first, second, *others = (*found[start:], *found[:start])
         given = _object(steps[first])["needs"]
         assert isinstance(given, list)
         position = given.index(second)
-        left_out = ["…"] if len(others) > _CIRCLE_STEPS_MAX else []
-        names = " → ".join((first, second, *others[:_CIRCLE_STEPS_MAX], *left_out, first))
+        left_out = ["…"] if len(others) > _CYCLE_STEPS_MAX else []
+        names = " → ".join((first, second, *others[:_CYCLE_STEPS_MAX], *left_out, first))
         findings.note(("steps", first, "needs", position), f"needs lead in a circle: {names}")
-        circling.update(circle)
-        needs.update({name: [] for name in circle})
-    return circling
+        in_cycles.update(found)
+        needs.update({name: [] for name in found})
+    return in_cycles
 
 
-_CIRCLE_STEPS_MAX: Final = 8
+_CYCLE_STEPS_MAX: Final = 8
 """Steps of a cycle that are named, besides the first two."""
 
 
 # ── Expressions ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _judge_step(name: str, step: JsonObject, sight: _Sight, findings: Findings) -> None:
+def _judge_step(name: str, step: JsonObject, sight: _Readable, findings: Findings) -> None:
     path = ("steps", name)
     when = step.get("when")
     if isinstance(when, str) and findings.clean((*path, "when")):
@@ -173,7 +173,7 @@ def _judge_step(name: str, step: JsonObject, sight: _Sight, findings: Findings) 
         _judge_single(step.get("input"), (*path, "input"), findings, names)
 
 
-def _judge_condition(name: str, when: str, at: Path, sight: _Sight, findings: Findings) -> None:
+def _judge_condition(name: str, when: str, at: Path, sight: _Readable, findings: Findings) -> None:
     if when.lstrip().startswith("${"):
         findings.note(at, "a condition is written bare, without ${…}")
         return
@@ -202,7 +202,7 @@ def _judge_template(
     holder: JsonObject,
     path: Path,
     names: frozenset[str],
-    sight: _Sight,
+    sight: _Readable,
     findings: Findings,
 ) -> None:
     """Check a member that may hold ``${…}`` in any string. Faults have the path of the string."""
@@ -231,7 +231,7 @@ def _texts(value: JsonValue, path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _judge_references(
-    name: str | None, references: frozenset[str], at: Path, sight: _Sight, findings: Findings
+    name: str | None, references: frozenset[str], at: Path, sight: _Readable, findings: Findings
 ) -> None:
     """Check that the steps an expression reads are visible; without a name, all steps are."""
     may_read = None if name is None else sight.before.get(name)

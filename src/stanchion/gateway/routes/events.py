@@ -195,7 +195,7 @@ async def _missing_end(call: Call[NoBody, Followed], after: str | None) -> bytes
     store = call.services.store
     try:
         if await _has_ended(call) is False:
-            return b""  # it comes
+            return b""  # its end is still to come
         # Read for this stream alone: a shared read may have begun before the run ended.
         if await store.feed(call.tenant, after=after, limit=1):
             return b""
