@@ -112,6 +112,8 @@ class House:
         self.registry = CollectorRegistry()
         self.admitted: list[tuple[Run, Plan]] = []
         self.processor_s = 0.0
+        self.are_short = True
+        """Whether starts may go to the store together, as those with short inputs do."""
         labels = TenantLabels(2, workflows_max=2)
         entropy = SeededEntropy(seed)
         self.pacing = Pacing(gates.clock, entropy)
@@ -162,7 +164,13 @@ class House:
         queue: QueueRequest = ANY_PLACE,
     ) -> StartAnswer:
         return await self.gate.start(
-            tenant, workflow_id, given or {}, key=key, actor="caller", queue=queue
+            tenant,
+            workflow_id,
+            given or {},
+            key=key,
+            actor="caller",
+            queue=queue,
+            is_short=self.are_short,
         )
 
     async def started(self, *, tenant: TenantId = ACME, key: str | None = None) -> RunId:

@@ -82,6 +82,7 @@ async def test_more_callers_than_the_budget_has_room_for_are_told_that_it_is_bus
 async def test_the_lock_lets_one_caller_at_a_time_to_the_store(gates: Gatehouse) -> None:
     await gates.define(None)
     house = gates.add(strategy="lock")
+    house.are_short = False
     inside = most = 0
 
     async def visit() -> None:

@@ -110,6 +110,7 @@ async def test_a_quiet_tenant_finds_a_few_of_the_loud_one_before_it(gates: Gateh
     await gates.define(None)
     await gates.define(None, tenant=GLOBEX)
     house = gates.add()
+    house.are_short = False
     for tenant in (ACME, GLOBEX):
         await house.started(tenant=tenant)  # what is asked from now on is asked by starts
     house.store.calls.clear()
@@ -150,6 +151,24 @@ async def test_a_caller_in_the_line_is_told_in_time_that_the_store_is_away(
     assert isinstance(await house.start(), RunStarted)
 
 
+@virtual
+async def test_callers_that_hang_up_while_they_gather_give_their_places_back(
+    gates: Gatehouse,
+) -> None:
+    await gates.define(None)
+    house = gates.add()
+    await house.started()
+    house.store.each_way_s = 1.0
+    crowd = [asyncio.create_task(house.start()) for _ in range(2 * AT_ONCE)]
+    await turns(20)
+    for each in crowd:
+        each.cancel()
+    await asyncio.gather(*crowd, return_exceptions=True)
+    house.store.each_way_s = 0.001
+    answers = await asyncio.gather(*(house.start() for _ in range(2 * AT_ONCE)))
+    assert tally(answers) == {"admitted": 2 * AT_ONCE}
+
+
 @pytest.mark.parametrize("key", [None, "key"])
 @virtual
 async def test_callers_that_hang_up_give_their_places_back(
@@ -157,6 +176,7 @@ async def test_callers_that_hang_up_give_their_places_back(
 ) -> None:
     await gates.define(None)
     house = gates.add()
+    house.are_short = False
     await house.started()
     house.store.calls.clear()
     house.store.each_way_s = 1.0

@@ -412,18 +412,22 @@ class Admitter:
         rows: Sequence[PreparedRow[_Refusal]],
         asked: Sequence[Admission],
         again: AgainRows[_Refusal],
-        on_judged: Callable[[], None],
+        on_judged: Callable[[], None] | None = None,
     ) -> list[Passed | _Refusal]:
         """Like ``admit`` for starts of a batch, at least one, in one step of the store.
 
         ``asked`` are their admissions, prepared for the store; ``again`` prepares those with these
         places once more. ``on_judged`` is called as soon as the store has judged all of them,
         unless one was too late or changed each time.
+
+        The rows may also be single starts, each of which has a turn of its own.
         """
         known: Sequence[PreparedRow[_Refusal]] = rows
         verdicts = dict[int, Verdict]()
         stale: Sequence[int] = range(len(rows))
-        gate = await self._traced_gate(call, rows[0].admission.run)
+        gate = None
+        if not call.has_turn:
+            gate = await self._traced_gate(call, rows[0].admission.run)
         async with gate or nullcontext(admission_lock.GateLockTaken()) as held:
             if not isinstance(held, admission_lock.GateLockTaken):
                 return [self._without_lock(held)] * len(rows)
@@ -448,14 +452,13 @@ class Admitter:
                 ]
                 if not stale:
                     break
-        if not stale and judged.TooLate not in set(map(type, verdicts.values())):
+        kinds = {*map(type, verdicts.values())}
+        if on_judged is not None and not stale and judged.TooLate not in kinds:
             on_judged()
             # The store gets the next rows of the batch before these are told.
             for _ in range(_TURNS_TO_SEND):
                 await asyncio.sleep(0)
-        if isinstance(known, PreparedAlike) and {*map(type, verdicts.values())} == {
-            judged.Admitted
-        }:
+        if isinstance(known, PreparedAlike) and kinds == {judged.Admitted}:
             self._tell_alike(known)
             status = known.starts.first.run.status
             return [RunStarted(row.run_id, status, replayed=False) for row in known.starts.rows]

@@ -76,7 +76,7 @@ from stanchion.services.gate_answers import (
     SubmitAnswer,
     UnknownRun,
 )
-from stanchion.services.limiter import TenantTurns
+from stanchion.services.limiter import Gathering, TenantTurns
 from stanchion.services.plans import Linked, Plans, UnknownWorkflow, is_single_job
 from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
 from stanchion.services.work import Decider
@@ -150,6 +150,7 @@ class Gate:
             on_admitted=on_admitted,
             on_alike_admitted=on_alike_admitted,
         )
+        self._together: Gathering[_Starting, StartAnswer] = Gathering(self._start_together)
         self.tenants = self._admitter.tenants
         self.batches = TenantTurns()
         """Lets each tenant decode and start one batch at a time."""
@@ -167,9 +168,11 @@ class Gate:
         tick: TickMark | None = None,
         starter: str | None = None,
         queue: QueueRequest = ANY_PLACE,
+        is_short: bool = False,
     ) -> StartAnswer:
         """Start a run of the newest version of a workflow. Raises ``TenantOverloaded``.
 
+        One with a short input (``is_short``) may go to the store together with others.
         With ``tick``, the answer is ``KeyMismatch`` if the schedule has had a run for it, and
         ``starter`` is the author of the schedule.
         """
@@ -185,7 +188,10 @@ class Gate:
             call,
             self._start(
                 call,
-                _Given(input, dict(labels), actor, tick=tick, starter=starter, queue=queue),
+                _Given(
+                    input, dict(labels), actor, tick=tick, starter=starter, queue=queue, key=key
+                ),
+                is_short=is_short,
             ),
         )
 
@@ -348,13 +354,86 @@ class Gate:
 
     # ── Starts ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _start(self, call: GateCall, given: _Given) -> StartAnswer:
-        drafted = await self._drafted(call, given, refresh=False)
+    async def _start(self, call: GateCall, given: _Given, *, is_short: bool = False) -> StartAnswer:
+        linked = await self._linked(call, given, refresh=False)
+        if not isinstance(linked, Linked):
+            return linked
+        if (
+            is_short
+            and call.has_turn
+            and call.traceparent is None
+            and call.span is None
+            and not given.labels
+            and given.queue is ANY_PLACE
+            and given.tick is None
+            and self._decider.begin_alike(linked.plan)
+        ):
+            # The same plan of the same tenant: the object is kept by those that wait.
+            kind = (call.tenant, id(linked), given.actor, given.key is None)
+            return await self._together.ask(
+                kind,
+                _Starting(call, linked, given),
+                call.ends_at,
+                lambda: self._start_alone(call, linked, given),
+            )
+        return await self._start_alone(call, linked, given)
+
+    async def _start_alone(self, call: GateCall, linked: Linked, given: _Given) -> StartAnswer:
+        drafted = await self._drafted(call, linked, given)
         if not isinstance(drafted, PreparedStart):
             return drafted
-        return await self._admitter.admit(
-            call, drafted, lambda: self._drafted(call, given, refresh=True)
+        return await self._admitter.admit(call, drafted, lambda: self._again(call, given))
+
+    async def _again(self, call: GateCall, given: _Given) -> PreparedStart | StartAnswer:
+        """The start once more, after the workflow has changed."""
+        linked = await self._linked(call, given, refresh=True)
+        return await self._drafted(call, linked, given) if isinstance(linked, Linked) else linked
+
+    async def _start_together(self, starting: Sequence[_Starting]) -> Sequence[StartAnswer] | None:
+        """Start runs of one plan, each judged by itself, in one step of the store.
+
+        ``None`` if they cannot be prepared together. Raises ``BackendError``.
+        """
+        first = starting[0].call
+        call = GateCall(
+            tenant=first.tenant,
+            workflow_id=first.workflow_id,
+            endpoint=first.endpoint,
+            key=None,
+            exists=True,
+            ends_at=min(each.call.ends_at for each in starting),
+            has_turn=True,  # each of them has
         )
+        given = [each.given for each in starting]
+        try:
+            rows = await self._rows_together(call, starting[0].linked, given)
+            asked = self._asked_of(rows)
+        except Exception:  # noqa: BLE001 - that of one must not be that of the others
+            return None
+        return await self._admitter.admit_many(
+            call, rows, asked, lambda places: self._rows_again(call, given, places)
+        )
+
+    async def _rows_together(
+        self, call: GateCall, linked: Linked, given: Sequence[_Given]
+    ) -> Sequence[PreparedRow[NotStarted]]:
+        """What the store is asked for starts whose inputs the plan accepts."""
+        looked = [(await self._fingerprint(call, each), ()) for each in given]
+        alike = await self._alike_rows(call, linked, given, looked)
+        return alike or await self._rows_apart(call, linked, given, looked)
+
+    def _asked_of(self, rows: Sequence[PreparedRow[NotStarted]]) -> Sequence[Admission]:
+        """The admissions of rows, prepared for the store."""
+        if isinstance(rows, PreparedAlike):
+            return self._context.store.prepare_admissions(rows.starts)
+        return self._context.store.prepare_admissions([row.admission for row in rows])
+
+    async def _rows_again(
+        self, call: GateCall, given: Sequence[_Given], places: Sequence[int]
+    ) -> Sequence[PreparedRow[NotStarted]]:
+        linked = await self._plans.newest(call.tenant, call.workflow_id, refresh=True)
+        some = [given[place] for place in places]
+        return await self._prepared_rows(call, linked, some, is_fresh=True)
 
     async def _start_rows(
         self, call: GateCall, given: Sequence[_Given], turn: _Turn
@@ -366,10 +445,7 @@ class Gate:
             linked = await self._plans.newest(call.tenant, call.workflow_id)
             rows = await self._prepared_rows(call, linked, given)
             await asyncio.sleep(0)  # the rows before these may be sent
-            asked = (
-                rows.starts if isinstance(rows, PreparedAlike) else [row.admission for row in rows]
-            )
-            return rows, self._context.store.prepare_admissions(asked)
+            return rows, self._asked_of(rows)
 
         def are_behind_the_last_slot() -> bool:
             return not is_first and self._admitter.is_full(call.tenant)
@@ -385,12 +461,9 @@ class Gate:
                 if len(refused) == len(given):
                     return refused
             rows, asked = ready or await prepared()
-            return await self._admitter.admit_many(call, rows, asked, again, turn.judged)
-
-        async def again(places: Sequence[int]) -> Sequence[PreparedRow[NotStarted]]:
-            linked = await self._plans.newest(call.tenant, call.workflow_id, refresh=True)
-            some = [given[place] for place in places]
-            return await self._prepared_rows(call, linked, some, is_fresh=True)
+            return await self._admitter.admit_many(
+                call, rows, asked, lambda places: self._rows_again(call, given, places), turn.judged
+            )
 
         answers: list[StartAnswer] = []
         try:
@@ -457,6 +530,16 @@ class Gate:
             alike = await self._alike_rows(call, linked, given, looked)
             if alike is not None:
                 return alike
+        return await self._rows_apart(call, linked, given, looked)
+
+    async def _rows_apart(
+        self,
+        call: GateCall,
+        linked: Linked,
+        given: Sequence[_Given],
+        looked: Sequence[tuple[str, tuple[Fault, ...]]],
+    ) -> Sequence[PreparedRow[NotStarted]]:
+        """What the store is asked for rows of which each is decided by itself."""
         rows: dict[int, PreparedRow[NotStarted]] = {}
         for place, (asked, faults) in enumerate(looked):
             if faults:
@@ -537,14 +620,15 @@ class Gate:
         )
         return PreparedRow(admission, linked.plan)
 
-    async def _drafted(
+    async def _linked(
         self,
         call: GateCall,
         given: _Given,
         *,
         refresh: bool,
         refused_by: tuple[InputSchema, tuple[Fault, ...]] | None = None,
-    ) -> PreparedStart | StartAnswer:
+    ) -> Linked | StartAnswer:
+        """The plan that accepts the input; or the answer, if no run is to be prepared."""
         linked = await self._plans.newest(call.tenant, call.workflow_id, refresh=refresh)
         if isinstance(linked, UnknownWorkflow):
             return linked
@@ -560,7 +644,7 @@ class Gate:
         if schema is not None and faults and not refresh:
             # The cached plan may be old: only the newest version may refuse an input.
             refused_by = (schema, faults)
-            return await self._drafted(call, given, refresh=True, refused_by=refused_by)
+            return await self._linked(call, given, refresh=True, refused_by=refused_by)
         if faults:
             return await self._known(call, given) or InvalidInput(faults)
         if not refresh and given.tick is None:
@@ -572,6 +656,11 @@ class Gate:
             )
             if answer is not None:
                 return answer
+        return linked
+
+    async def _drafted(
+        self, call: GateCall, linked: Linked, given: _Given
+    ) -> PreparedStart | StartAnswer:
         asked = "" if call.key is None else await self._fingerprint(call, given)
         pending = self._pending(
             call.tenant,
@@ -836,6 +925,14 @@ class _Turn:
             self._is_judged.set()
         self.is_prepared.set()
         self.is_sent.set()
+
+
+class _Starting(NamedTuple):
+    """A start that may go to the store with others."""
+
+    call: GateCall
+    linked: Linked
+    given: _Given
 
 
 class _Given(NamedTuple):

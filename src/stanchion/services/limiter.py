@@ -4,6 +4,8 @@
 in the order of their arrival. ``SharedChecks`` coalesces the starts of a full tenant: one step of
 the store finds the runs of their idempotency keys, and why the others are refused.
 
+``Gathering`` sends calls of the same kind together that come while another one is under way.
+
 ``CoalescedRead`` lets callers join a read that is under way. ``SingleFlight`` is stricter: a caller
 gets what a read finds that began after it asked.
 """
@@ -14,9 +16,11 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import Context
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from stanchion.core.admission import KeyRecord, Refused
+from stanchion.core.lease import Moment
 from stanchion.core.model import TenantId
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import StartsChecked, StartTerms
@@ -241,6 +245,124 @@ def _group(terms: StartTerms) -> object:
 
 _Key = TypeVar("_Key")
 _Found = TypeVar("_Found")
+_Row = TypeVar("_Row")
+
+TOGETHER_MAX: Final = 50
+"""Calls that are sent together. More would not be cheaper: Redis takes so many in one script."""
+ENOUGH: Final = 25
+"""With so many that wait, they do not wait for the end of those under way."""
+TOGETHER_MS: Final = 50
+"""How far apart their time limits may be: the earliest one is that of all."""
+
+
+class Gathering(Generic[_Row, _Found]):
+    """Sends calls of the same kind to the store together.
+
+    The first one goes at once and by itself. Those that come while it is under way gather, and go
+    together when it has ended, or when they are ``ENOUGH``.
+    """
+
+    def __init__(
+        self, send: Callable[[Sequence[_Row]], Awaitable[Sequence[_Found] | None]]
+    ) -> None:
+        """``send`` returns an answer for each; ``None``: each caller must go on by itself."""
+        self._send = send
+        self._kinds: dict[Hashable, _Gathered[_Row, _Found]] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def ask(
+        self,
+        kind: Hashable,
+        row: _Row,
+        ends_at: Moment,
+        alone: Callable[[], Awaitable[_Found]],
+    ) -> _Found:
+        """The answer to this call: by itself, or from those it is sent with."""
+        gathered = self._kinds.get(kind)
+        if gathered is not None:
+            loop = asyncio.get_running_loop()
+            answer: asyncio.Future[_Found | None] = loop.create_future()
+            gathered.waiting.append(_GatheredCall(row, ends_at, answer))
+            if len(gathered.waiting) >= ENOUGH and not gathered.is_due:
+                gathered.is_due = True
+                loop.call_soon(self._flush, kind, gathered)
+            found = await answer
+            return await alone() if found is None else found
+        gathered = self._kinds[kind] = _Gathered()
+        try:
+            return await alone()
+        finally:
+            self._ended(kind, gathered)
+
+    def _ended(self, kind: Hashable, gathered: _Gathered[_Row, _Found]) -> None:
+        gathered.under_way -= 1
+        if gathered.waiting:
+            self._flush(kind, gathered)
+        if not gathered.under_way and not gathered.waiting:
+            del self._kinds[kind]
+
+    def _flush(self, kind: Hashable, gathered: _Gathered[_Row, _Found]) -> None:
+        gathered.is_due = False
+        some: list[_GatheredCall[_Row, _Found]] = []
+        waiting = gathered.waiting
+        while waiting and len(some) < TOGETHER_MAX:
+            if some and waiting[0].ends_at > some[0].ends_at + TOGETHER_MS:
+                break
+            call = waiting.popleft()
+            if not call.answer.done():
+                some.append(call)
+        if some:
+            gathered.under_way += 1
+            sending = self._send_some(kind, gathered, some)
+            # Not in the context of one of the callers: log lines would have its request's id.
+            task = asyncio.create_task(sending, name="gathered", context=Context())
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def _send_some(
+        self,
+        kind: Hashable,
+        gathered: _Gathered[_Row, _Found],
+        some: Sequence[_GatheredCall[_Row, _Found]],
+    ) -> None:
+        try:
+            found = await self._send([each.row for each in some])
+            answers: Sequence[_Found | None] = [None] * len(some) if found is None else found
+            for each, answer in zip(some, answers, strict=True):
+                if not each.answer.done():
+                    each.answer.set_result(answer)
+        except BackendError as error:
+            for each in some:
+                if not each.answer.done():
+                    # An object for each caller: each collects its own traceback.
+                    each.answer.set_exception(type(error)(*error.args))
+        except Exception as error:  # noqa: BLE001 - raised again for the callers
+            for each in some:
+                if not each.answer.done():
+                    each.answer.set_exception(error)
+        finally:
+            for each in some:
+                each.answer.cancel()  # of those without an answer
+            self._ended(kind, gathered)
+
+
+class _GatheredCall(NamedTuple, Generic[_Row, _Found]):
+    row: _Row
+    ends_at: Moment
+    answer: asyncio.Future[_Found | None]
+    """``None``: the caller goes on by itself."""
+
+
+class _Gathered(Generic[_Row, _Found]):
+    """Calls of one kind."""
+
+    __slots__ = ("is_due", "under_way", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[_GatheredCall[_Row, _Found]] = deque()
+        self.under_way = 1
+        """How often calls were sent that have not ended."""
+        self.is_due = False
 
 
 class CoalescedRead(Generic[_Key, _Found]):

@@ -77,6 +77,8 @@ _INPUT_S_PER_BYTE: Final = 10e-9
 made in the worker thread; those of others cost less than they do to count."""
 _FREE_EFFECTS: Final = 100
 """Effects of one decision that are not charged: an ordinary decision has a few."""
+_FEW_EFFECTS: Final = 8
+"""Runs that begin with more are admitted one by one."""
 _SHORT_S: Final = 0.000_5
 """Pieces of work that took less than this are measured by the wall clock."""
 _COUNTED_S: Final = 0.001
@@ -464,9 +466,7 @@ class Decider:
         """
         if run.rerun_of is not None or run.traceparent is not None:
             return await self.decide(plan, run, (began,), run.created_at)
-        known, model = self._models.get(id(plan), (None, None))
-        if known is not None and known() is not plan:
-            known, model = None, None  # another plan had this identity before
+        known, model = self._model(plan)
         transition = self._at_once(plan, run, (began,), run.created_at, model)
         if transition is None:
             return await self._in_thread(plan, run, (began,), run.created_at)
@@ -475,6 +475,17 @@ class Decider:
             if len(self._models) > MODELS_MAX:
                 self._models.popitem(last=False)
         return transition
+
+    def begin_alike(self, plan: Plan) -> bool:
+        """Whether runs of the plan begin with jobs, a few, which differ in their inputs only."""
+        _, model = self._model(plan)
+        return model is not None and len(model.effects) <= _FEW_EFFECTS
+
+    def _model(self, plan: Plan) -> tuple[ref[Plan] | None, Transition | None]:
+        known, model = self._models.get(id(plan), (None, None))
+        if known is not None and known() is not plan:
+            return None, None  # another plan had this identity before
+        return known, model
 
     async def decide(
         self, plan: Plan, run: Run, events: Sequence[Event], now: Instant
@@ -544,7 +555,8 @@ class Decider:
         work_max = None if self._executor is None else LOOP_WORK_MAX
         if not begins_with_jobs(plan):
             return None
-        made = self.decide_at_once(plan, run, events, run.created_at)
+        _, model = self._model(plan)
+        made = self._at_once(plan, run, events, run.created_at, model)
         if made is None or not starts_are_alike(plan, made) or len(made.effects) > _FREE_EFFECTS:
             return None
 

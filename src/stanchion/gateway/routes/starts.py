@@ -100,6 +100,7 @@ async def start_run(call: Call[StartRun, NoQuery]) -> Reply | Refusal:
         actor=call.actor,
         traceparent=call.traceparent,
         queue=_queue_request(call.body),
+        is_short=call.body_bytes <= _SHORT_ROW_BYTES,
     )
     return start_answer(answer)
 
