@@ -12,6 +12,7 @@ from typing import Final
 from stanchion.adapters.redis.address import read_url
 from stanchion.adapters.redis.client import RedisClient
 from stanchion.adapters.redis.startup import claim_format, examine
+from stanchion.adapters.store.redis.admission import RedisAdmissions
 from stanchion.adapters.store.redis.audit import RedisAuditLog, RedisReceipts
 from stanchion.adapters.store.redis.definitions import (
     RedisDefinitions,
@@ -39,6 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class RedisStore(
+    RedisAdmissions,
     RedisRuns,
     RedisJobs,
     RedisTokens,
