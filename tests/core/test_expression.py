@@ -166,6 +166,11 @@ def test_a_number_beyond_64_bits_is_passed_on_but_not_calculated_with() -> None:
             value_of(source, 2**70)
     with pytest.raises(ExpressionError, match="such large number"):
         value_of("[1][input]", 10**5000)
+    for key in (2**63, -(2**63)):
+        with pytest.raises(ExpressionError, match="such large number"):
+            value_of("[1][input]", key)
+    with pytest.raises(ExpressionError, match=str(2**63 - 1)):
+        value_of("[1][input]", 2**63 - 1)
 
 
 def test_members_of_an_enum_of_text_are_text() -> None:

@@ -241,6 +241,7 @@ async def test_a_lease_of_another_topic_is_the_same_one_step_as_ever(world: Worl
     asked = replica.store.calls - before
     assert asked["lease_jobs"] == 10
     assert {"take_tokens", "ready_tenants", "pool_uses"}.isdisjoint(asked)
+    assert asked["list_documents"] <= 1, "limits are read once a second, not for each lease"
     for poll in polls:
         poll.cancel()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stanchion.worker import BadTarget
+from stanchion.worker import BadTarget, command
 from stanchion.worker.command import REFUSED, USAGE, load_worker, run_worker, snapshot
 from stanchion.worker.tasks import ThreadExecutor
 from tests.worker.ledger import Fault, Ledger, serving
@@ -145,6 +146,23 @@ async def test_a_changed_file_starts_the_worker_anew(project: Path) -> None:
             await process.communicate()
     assert ledger.results["run:1@1"].output == "one"
     assert ledger.results["run:2@1"].output == "another"
+
+
+def test_a_signal_ends_the_wait_for_a_change_of_a_worker_that_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = itertools.count()
+
+    def look(_root: Path) -> command.Snapshot:
+        number = next(looks)
+        assert number <= 1, "the signal was not heeded"
+        if number == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return {}
+
+    monkeypatch.setattr(command, "snapshot", look)
+    failing = [sys.executable, "-c", "raise SystemExit(3)"]
+    assert command.reload_on_change(failing, b"", stop_s=10) in {3, -signal.SIGTERM}
 
 
 async def test_threads_hand_back_what_happened_and_keep_the_context() -> None:

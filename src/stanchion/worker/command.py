@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final, TypeAlias
@@ -279,7 +280,8 @@ class _Child:
             process.kill()
             process.wait()
         if process.stdin is not None:
-            process.stdin.close()
+            with suppress(BrokenPipeError):  # what it did not read is flushed once more
+                process.stdin.close()
         self._process = None
         return process.returncode
 
