@@ -120,7 +120,7 @@ def why_lost(state: JobState, run: RunStatus, *, has_fence: bool) -> LostReason:
             assert_never(state)
 
 
-def event_letter_id(run_id: RunId, entry_id: str) -> str:
+def _event_letter_id(run_id: RunId, entry_id: str) -> str:
     """The id of the dead letter of an inbox entry."""
     return f"event:{run_id}:{entry_id}"
 
@@ -130,11 +130,11 @@ def event_dead_letter(
 ) -> DeadLetter:
     """The dead letter of an inbox entry that could not be applied."""
     return DeadLetter(
-        id=event_letter_id(run_id, entry_id),
+        id=_event_letter_id(run_id, entry_id),
         kind=DeadLetterKind.EVENT,
         tenant=tenant,
         run_id=run_id,
-        step_id=step_of(event),
+        step_id=_step_of(event),
         cause=cause,
         at=at,
         event=event,
@@ -157,7 +157,7 @@ def replay_entry(letter: DeadLetter, actor: str) -> tuple[str, Event]:
             return f"replayed:{job.id}#{job.dispatch}", replayed
         case DeadLetterKind.EVENT:
             assert letter.event is not None
-            return letter.id.removeprefix(event_letter_id(letter.run_id, "")), letter.event
+            return letter.id.removeprefix(_event_letter_id(letter.run_id, "")), letter.event
         case _:
             assert_never(letter.kind)
 
@@ -176,7 +176,7 @@ def discard_entry(letter: DeadLetter, actor: str) -> tuple[str, Event] | None:
     return f"discarded:{job.id}#{job.dispatch}", discarded
 
 
-def step_of(event: Event) -> StepId | None:
+def _step_of(event: Event) -> StepId | None:
     """The step that an event names, if any."""
     match event:
         case Started() | Promoted() | CancelRequested():

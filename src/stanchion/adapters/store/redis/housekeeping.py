@@ -11,9 +11,8 @@ from stanchion.adapters.cursor import read_cursor, write_cursor
 from stanchion.adapters.outcomes import (
     audit_of_drift,
     discard_entry,
-    event_letter_id,
+    event_dead_letter,
     replay_entry,
-    step_of,
 )
 from stanchion.adapters.redis.client import RedisRequest
 from stanchion.adapters.store.redis import decode, encode
@@ -22,7 +21,7 @@ from stanchion.adapters.store.redis.shards import ALL_SHARDS, Sharded, Shards
 from stanchion.core.audit import AuditEntry
 from stanchion.core.events import Event
 from stanchion.core.model import SHARDS, Instant, RunId, TenantId, shard_of_run, shard_of_tenant
-from stanchion.ports.records import DeadLetter, DeadLetterKind, Drift, Page, SlotAudit
+from stanchion.ports.records import DeadLetter, Drift, Page, SlotAudit
 
 _KEYS_FORGOTTEN_MAX: Final = 1_000
 """Expired keys of a shard that one purge removes. Admissions remove a few as well."""
@@ -194,16 +193,8 @@ class RedisLetters(Sharded):
         if packed is None:
             return None
         _, event = decode.read_number_and_event(packed)
-        letter = DeadLetter(
-            id=event_letter_id(run_id, entry_id),
-            kind=DeadLetterKind.EVENT,
-            tenant=tenant,
-            run_id=run_id,
-            step_id=step_of(event),
-            cause=cause,
-            at=Instant(0),  # Set below, from the clock of the server.
-            event=event,
-        )
+        unset = Instant(0)  # the time is set below, from the clock of the server
+        letter = event_dead_letter(tenant, run_id, entry_id, event, cause=cause, at=unset)
         words = (run_id, tenant, entry_id, packed, letter.id, encode.to_json(letter))
         step = self._shards.step(
             "write_dead_letter", shard, *words, run_id=run_id, is_repeatable=False
