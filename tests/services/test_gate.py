@@ -7,6 +7,8 @@ import logging
 import sys
 from collections import Counter, UserDict
 from collections.abc import Iterator, KeysView, Sequence
+from functools import partial
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -38,6 +40,7 @@ from stanchion.core.run import decide, evolve
 from stanchion.core.schema import InputSchema
 from stanchion.core.workflow import ForEachSpec, JobSpec
 from stanchion.ports.bus import Bell
+from stanchion.ports.errors import BackendTimeout
 from stanchion.ports.records import Admission, AlikeStarts, Tenant
 from stanchion.services.gate import StartRow
 from stanchion.services.gate_answers import (
@@ -166,6 +169,27 @@ async def test_the_span_of_a_run_that_ends_as_it_begins_is_ended(
     monkeypatch.setattr(telemetry, "tracing", telemetry.Tracing(provider, None))
     assert isinstance(await start(), RunStarted)
     assert "run idle" in [each.name for each in exporter.get_finished_spans()]
+
+
+@virtual
+async def test_the_store_is_given_no_more_time_than_is_left_for_the_answer(
+    gates: Gatehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await gates.define()
+    given: list[int] = []
+
+    async def admit(_admission: object, *, within_ms: int) -> NoReturn:
+        given.append(within_ms)
+        raise BackendTimeout("no answer")
+
+    monkeypatch.setattr(gates.store, "admit", admit)
+    for left_ms in (100, 1):
+        house = gates.add()
+        house.patch({"admission": {"lock_wait_s": 1}})
+        house.store.each_way_s = 0
+        house.store.script("workflow", partial(asyncio.sleep, 1.25 - left_ms / 1_000))
+        assert isinstance(await house.start(), GateFailed)
+    assert given == [100, 1]
 
 
 @virtual

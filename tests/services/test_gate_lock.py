@@ -102,6 +102,22 @@ async def test_the_lock_lets_one_caller_at_a_time_to_the_store(gates: Gatehouse)
 
 
 @virtual
+async def test_without_a_lock_store_a_caller_waits_as_long_as_the_budget_says(
+    gates: Gatehouse,
+) -> None:
+    await gates.define()
+    house = gates.add(strategy="lock", has_locks=False)
+    house.patch({"admission": {"lock_wait_s": 0.5}})
+    house.store.script("admit", lambda: asyncio.sleep(2))
+    first = asyncio.create_task(house.start())
+    await asyncio.sleep(0.1)
+    began_s = now_s()
+    assert code_of(await house.start()) is GateCode.GATE_BUSY
+    assert 0.4999 < now_s() - began_s < 0.51
+    assert isinstance(await first, GateFailed)
+
+
+@virtual
 async def test_one_tenants_lock_does_not_hold_up_another(gates: Gatehouse) -> None:
     await gates.define()
     await gates.define(tenant=GLOBEX)
