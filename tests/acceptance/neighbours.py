@@ -38,6 +38,7 @@ _CALL_S_MAX: Final = 20.0
 _RETRY_S: Final = 0.02
 _RATE_PER_S: Final = 600.0
 """Of cheap requests: faster, and it is the machine's cores that are shared out, not the server."""
+_BURST_EVERY_S: Final = 0.3
 _OPENED_PER_S: Final = 1_500.0
 _BEGIN_S_MAX: Final = 3.0
 _LOAD_S_MAX: Final = 600.0
@@ -218,6 +219,26 @@ class Loud:
 
         self.begun.set()
         await self.together(one() for _ in range(connections))
+
+    async def bursts(self, requests: Sequence[bytes], count: int) -> None:
+        """Send so many requests at the same moment, each on its connection, and again."""
+        moment = asyncio.Event()
+        upcoming = itertools.cycle(requests)
+
+        async def one() -> None:
+            async for connection in self._reconnecting():
+                await moment.wait()
+                self.statuses[(await connection.ask(next(upcoming))).status] += 1
+
+        async def begin() -> None:
+            while True:
+                await asyncio.sleep(_BURST_EVERY_S)
+                moment.set()
+                self.begun.set()
+                await asyncio.sleep(0)
+                moment.clear()
+
+        await self.together([begin(), *(one() for _ in range(count))])
 
     async def _reconnecting(self) -> AsyncIterator[Connection]:
         """A connection again and again: the same one for as long as it is open."""
@@ -636,6 +657,18 @@ async def _too_large_bodies(loud: Loud) -> Awaitable[None]:
     # second would be two gigabytes, and measure the machine's bandwidth.
     large = loud.request("POST", path, b" " * 2_000_000)
     return loud.flood([large], connections=8, rate_per_s=100)
+
+
+@_neighbour("bodies of 1 MB that are blank but for 50 bytes, 140 at once, three times a second")
+async def _blank_bodies(loud: Loud) -> Awaitable[None]:
+    path = f"/v1/workflows/{await loud.hold()}/runs"
+    return loud.bursts([loud.request("POST", path, b'{"input": {}}' + b" " * 1_000_000)], 140)
+
+
+@_neighbour("the same without a key")
+async def _blank_bodies_of_strangers(loud: Loud) -> Awaitable[None]:
+    body = b'{"input": {}}' + b" " * 1_000_000
+    return loud.bursts([loud.request("POST", "/v1/workflows/x/runs", body, role=None)], 140)
 
 
 @_neighbour("starts of 64 jobs with inputs of 250 KB each")

@@ -9,6 +9,7 @@ import re
 import resource
 import socket
 import sys
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.exchange import CancelScope, Exchange
+from stanchion.gateway.load import TURN_BYTES
 from stanchion.gateway.protocol import GuardedProtocol
 from tests.gateway.house import ADMIN, GET, ONE_STEP, Served, problem, served
 
@@ -293,6 +295,44 @@ async def test_a_refused_body_is_dropped_in_large_slices(monkeypatch: pytest.Mon
             assert b" 200 " in await reader.readuntil(b"}}")
     assert sum(sizes) == 2_000_000
     assert len(sizes) < 120  # 245 in slices of 8 KB
+
+
+@pytest.mark.parametrize("size", [1_000_000, 2_000_000], ids=["accepted", "refused"])
+async def test_large_bodies_that_come_at_once_are_read_in_turns(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 140 blank bodies of a megabyte made every other request wait for 180 ms.
+    pieces: defaultdict[GuardedProtocol, list[tuple[int, int]]] = defaultdict(list)
+    on_body = GuardedProtocol.on_body
+    loop, iteration = asyncio.get_running_loop(), 0
+
+    def counted(connection: GuardedProtocol, body: bytes) -> None:
+        pieces[connection].append((iteration, len(body)))
+        on_body(connection, body)
+
+    def count() -> None:
+        nonlocal iteration
+        iteration += 1
+        counting.append(loop.call_soon(count))
+        del counting[:-1]
+
+    monkeypatch.setattr(GuardedProtocol, "on_body", counted)
+    counting: list[asyncio.Handle] = []
+    body = b" " * (size - 2) + b"{}"
+    request = START + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % size + body
+    async with served() as server:
+        count()
+        answers = await asyncio.gather(*(server.say(request) for _ in range(20)))
+        counting[-1].cancel()
+    assert all(b" 413 " in each or b" 404 " in each for each in answers), answers[0]
+    assert sum(length for some in pieces.values() for _, length in some) == 20 * size
+    at_once: Counter[int] = Counter()
+    for some in pieces.values():
+        _, known, *_ = sorted({number for number, _ in some})
+        for number, length in some:
+            if number > known:  # of the first piece only the head is known
+                at_once[number] += length
+    assert max(at_once.values()) <= 2 * TURN_BYTES
 
 
 async def test_a_key_in_a_trailer_is_no_key() -> None:

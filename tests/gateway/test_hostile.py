@@ -648,7 +648,7 @@ async def test_large_bodies_take_turns_behind_small_requests(house: House) -> No
 
     async def large(name: str) -> None:
         with _under_way(load):
-            await turns.take(turns.patience_ends_s())
+            await turns.take(TenantId("loud"), turns.patience_ends_s())
             done.append(name)
             await asyncio.sleep(0)  # from here on it is the next one's turn
             done.append(f"{name} waits")
@@ -667,9 +667,33 @@ async def test_large_bodies_take_turns_behind_small_requests(house: House) -> No
         until_s = turns.patience_ends_s()
         for _ in range(20):
             async with asyncio.timeout(5):
-                await turns.take(until_s)
+                await turns.take(TenantId("loud"), until_s)
         assert loop.time() - began_s < 10 * WAIT_S_MAX
         await asyncio.sleep(0)
+
+
+async def test_tenants_take_turns_with_large_bodies_and_leave_time_to_others(house: House) -> None:
+    load, took_s = house.app.state.load, 0.004
+    turns, done = HeavyRequests(load, house.app.state.bodies), list[str]()
+
+    async def large(tenant: str) -> None:
+        with _under_way(load):
+            await turns.take(TenantId(tenant), loop.time())  # it has no patience left
+            time.sleep(took_s)  # noqa: ASYNC251 - it takes the event loop so long to decode it
+            done.append(tenant)
+            await asyncio.sleep(0)
+
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    with _under_way(load):  # another request, all the time
+        bodies = [asyncio.create_task(large("loud")) for _ in range(10)]
+        await asyncio.sleep(0)
+        bodies[5].cancel()
+        bodies.append(asyncio.create_task(large("quiet")))
+        await asyncio.gather(*bodies, return_exceptions=True)
+    assert done.index("quiet") <= 3
+    assert len(done) == 10
+    assert loop.time() - began_s >= took_s * (2 * len(done) - 1)
 
 
 async def test_large_bodies_do_not_wait_for_clients_that_send_no_body(house: House) -> None:
@@ -679,7 +703,7 @@ async def test_large_bodies_do_not_wait_for_clients_that_send_no_body(house: Hou
     loop = asyncio.get_running_loop()
     with _under_way(state.load):
         began_s = loop.time()
-        await state.heavy.take(began_s + 60)
+        await state.heavy.take(TenantId("loud"), began_s + 60)
         assert loop.time() - began_s < 30
     sending.cancel()
     with suppress(asyncio.CancelledError):

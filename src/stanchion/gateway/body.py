@@ -37,7 +37,7 @@ from stanchion.gateway.body_faults import (
     with_whole_numbers,
 )
 from stanchion.gateway.exchange import ClientGone, Message, Receive
-from stanchion.gateway.load import TENANT_SHARE
+from stanchion.gateway.load import READ_BYTES, TENANT_SHARE, ByteTurns
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid, invalid_member
 from stanchion.gateway.route import Call
@@ -56,6 +56,7 @@ class Bodies:
         self._by_tenant: dict[TenantId, int] = {}
         self.reading = 0
         """How many requests wait for their clients to send a body, or the rest of one."""
+        self._turns = ByteTurns()
 
     async def read(
         self,
@@ -104,19 +105,22 @@ class Bodies:
     async def _rest(
         self, receive: Receive, first: bytes, tenant: TenantId | None, bytes_max: int
     ) -> bytes:
-        body = bytearray(first)
-        held = 0
+        parts = [first]
+        size, held = len(first), 0
         is_whole = False
         try:
             while True:
-                _refuse_large(len(body), bytes_max)
-                self._hold(held, len(body), tenant)
-                held = len(body)
+                _refuse_large(size, bytes_max)
+                self._hold(held, size, tenant)
+                held = size
                 if is_whole:
                     held = 0  # from here on the caller reports it with done
-                    return bytes(body)
+                    return b"".join(parts)
+                if size > _SLOW_BYTES:
+                    await self._turns.turn(READ_BYTES, tenant)
                 message = await _part(receive)
-                body += message.get("body", b"")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
                 is_whole = not message.get("more_body", False)
         finally:
             self.done(held, tenant)
@@ -138,6 +142,9 @@ class Bodies:
         self._held_bytes += more
 
 
+_SLOW_BYTES: Final = 32 * 1024
+"""The rest of a body of which so much has come is read in turns: all that wait in their sockets at
+the same time would be read in one iteration of the event loop."""
 _LENGTH_DIGITS_MAX: Final = 18
 
 

@@ -303,10 +303,11 @@ class _RouteRunner:
         is_checked = False
         until_s = self._state.heavy.patience_ends_s()
         while not is_checked:
-            await self._state.heavy.take(until_s)
+            await self._state.heavy.take(exchange.tenant, until_s)
+            self._state.work.check(exchange.tenant)
             with self._state.work.measured(exchange.tenant):
                 is_checked = next(checking, True) is True
-        await self._state.heavy.take(until_s)
+        await self._state.heavy.take(exchange.tenant, until_s)
         with self._state.work.measured(exchange.tenant):
             body = decoded(raw, self._decoder, is_checked=True)
             return self._call(exchange, caller, query, raw, body)

@@ -42,6 +42,8 @@ PLACE_WAIT_S_MAX: Final = 0.4
 PLACE_HELD_S_MAX: Final = 0.1
 """More than a heavy request takes in the store: after it, the request waits for something else."""
 _LOOK_EVERY_S: Final = 0.001
+_REST_S_MAX: Final = 0.02
+"""A piece of work that took longer was interrupted by other processes."""
 
 
 class LoadKind(StrEnum):
@@ -150,12 +152,48 @@ class Load:
         )
 
 
+class TenantTurns:
+    """A lock that passes from tenant to tenant."""
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        self._queues: OrderedDict[TenantId, deque[asyncio.Future[None]]] = OrderedDict()
+
+    async def acquire(self, tenant: TenantId) -> None:
+        """Wait until it is this caller's."""
+        if not self._is_taken:
+            self._is_taken = True
+            return
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queues.setdefault(tenant, deque()).append(waiting)
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            if not waiting.cancelled():
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Give it to the caller of the next tenant that has waited for longest."""
+        while self._queues:
+            tenant, queue = self._queues.popitem(last=False)
+            waiting = queue.popleft()
+            if queue:
+                self._queues[tenant] = queue
+            if not waiting.done():
+                waiting.set_result(None)
+                return
+        self._is_taken = False
+
+
 class HeavyRequests:
     """Decodes large bodies one at a time, and handles one heavy request of each tenant at a time.
 
     Decoding and checking a large body blocks the event loop for milliseconds, and several in a row
     would delay every request behind them. So each waits until the requests before it are answered,
-    for at most ``WAIT_S_MAX`` in all: on a busy server it is decoded after that time.
+    for at most ``WAIT_S_MAX`` in all: on a busy server it is decoded after that time. And while
+    others are under way, the event loop is theirs for as long as each turn took. Tenants take
+    turns.
 
     The store call of a heavy request takes milliseconds too. With one per tenant at a time, other
     tenants' calls wait for one of them and not for all. A request that itself waits, for a lock or
@@ -167,7 +205,7 @@ class HeavyRequests:
     def __init__(self, load: Load, bodies: Bodies) -> None:
         self._load = load
         self._bodies = bodies
-        self._turn = asyncio.Lock()
+        self._turns = TenantTurns()
         self._rest_until_s = 0.0
         self._waiting = 0
         self._places: WeakValueDictionary[tuple[TenantId, bool], asyncio.Lock] = (
@@ -204,12 +242,12 @@ class HeavyRequests:
         """Until when a request that asks now gives way to others, in all its turns together."""
         return asyncio.get_running_loop().time() + WAIT_S_MAX
 
-    async def take(self, until_s: float) -> None:
+    async def take(self, tenant: TenantId, until_s: float) -> None:
         """Wait for a turn. It ends by itself at the caller's next await that blocks."""
         loop = asyncio.get_running_loop()
         self._waiting += 1
         try:
-            await self._turn.acquire()
+            await self._turns.acquire(tenant)
             try:
                 await self._quiet(until_s)
             finally:
@@ -220,8 +258,8 @@ class HeavyRequests:
 
     def _end_turn(self, began_s: float) -> None:
         now_s = asyncio.get_running_loop().time()
-        self._rest_until_s = now_s + (now_s - began_s)
-        self._turn.release()
+        self._rest_until_s = now_s + min(_REST_S_MAX, now_s - began_s)
+        self._turns.release()
 
     async def _quiet(self, until_s: float) -> None:
         """Wait until as many requests have ended as were under way when the turn began.
@@ -231,9 +269,9 @@ class HeavyRequests:
         """
         loop, load = asyncio.get_running_loop(), self._load
         ended = load.ended + self._others()
-        while loop.time() < until_s and (  # noqa: ASYNC110 - an event would cost small requests time
-            load.ended < ended or (self._others() > 0 and loop.time() < self._rest_until_s)
-        ):
+        while (  # noqa: ASYNC110 - an event would cost small requests time
+            loop.time() < self._rest_until_s and self._others() > 0
+        ) or (loop.time() < until_s and load.ended < ended):
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _others(self) -> int:
@@ -317,27 +355,94 @@ def _end(load: Load, kind: LoadKind, tenant: TenantId | None) -> None:
 TENANT_SHARE: Final = 4
 """One tenant may use one part in this many of the memory for bodies, or for large answers."""
 TURN_BYTES: Final = 512 * 1024
-"""Bytes of large answers written in one iteration of the event loop; one answer always fits."""
+"""Bytes of large answers written in one iteration of the event loop, and of large bodies read; one
+answer always fits."""
+READ_BYTES: Final = 256 * 1024
+"""What one connection is read at once."""
 _PAUSE: Final = 3.0
 """Pause after each such iteration, as a multiple of the time that it took; others have the loop."""
 _PAUSE_S_MAX: Final = 0.05
 
 
-class LargeAnswers:
+class ByteTurns:
+    """Divides the transfer of many bytes by the iterations of the event loop, tenants in turn."""
+
+    def __init__(self) -> None:
+        self._turn_bytes = 0
+        """Bytes granted since the last pause; zero if none were."""
+        self._granted_s = 0.0
+        self._queues: OrderedDict[TenantId | None, deque[tuple[Callable[[], object], int]]] = (
+            OrderedDict()
+        )
+
+    async def turn(self, size: int, tenant: TenantId | None) -> None:
+        """Wait until ``size`` bytes may be read or written in this iteration of the event loop."""
+        if not self._may_begin(size):
+            granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.call(size, tenant, partial(_grant, granted))
+            await granted
+
+    def call(self, size: int, tenant: TenantId | None, then: Callable[[], object]) -> None:
+        """Call ``then`` when it is so, now at the earliest."""
+        if self._may_begin(size):
+            then()
+        else:
+            self._queues.setdefault(tenant, deque()).append((then, size))
+
+    def _may_begin(self, size: int) -> bool:
+        if self._queues or not self._has_room(size):
+            return False
+        if not self._turn_bytes:
+            self._granted_s = time.perf_counter()
+            asyncio.get_running_loop().call_soon(self._pause)
+        self._turn_bytes += size
+        return True
+
+    def _has_room(self, size: int) -> bool:
+        return not self._turn_bytes or self._turn_bytes + size <= TURN_BYTES
+
+    def _pause(self) -> None:
+        """Serve others, so that many transfers in a row do not occupy the event loop."""
+        took_s = time.perf_counter() - self._granted_s
+        if self._queues:
+            pause_s = min(_PAUSE_S_MAX, _PAUSE * took_s)
+            asyncio.get_running_loop().call_later(pause_s, self._next_turn)
+        else:
+            self._turn_bytes = 0
+
+    def _next_turn(self) -> None:
+        self._turn_bytes = 0
+        self._granted_s = time.perf_counter()
+        while self._queues:
+            tenant, queue = next(iter(self._queues.items()))
+            then, size = queue[0]
+            if not self._has_room(size):
+                break
+            queue.popleft()
+            if queue:
+                self._queues.move_to_end(tenant)
+            else:
+                del self._queues[tenant]
+            self._turn_bytes += size
+            then()
+        asyncio.get_running_loop().call_soon(self._pause)
+
+
+def _grant(granted: asyncio.Future[None]) -> None:
+    if not granted.done():
+        granted.set_result(None)
+
+
+class LargeAnswers(ByteTurns):
     """Bounds the memory of large answers that are being sent, in total and for each tenant."""
 
     def __init__(self, bytes_max: int) -> None:
+        super().__init__()
         self._bytes_max = bytes_max
         self._held_bytes = 0
         self._by_tenant: dict[TenantId | None, int] = {}
         self._holders: dict[int, int] = {}
         """How many clients are being sent the same body, by its identity."""
-        self._turn_bytes = 0
-        """Bytes written since the last pause; zero if none were."""
-        self._granted_s = 0.0
-        self._queues: OrderedDict[TenantId | None, deque[tuple[asyncio.Future[None], int]]] = (
-            OrderedDict()
-        )
 
     def is_tenant_full(self, body: bytes, tenant: TenantId | None) -> bool:
         """Whether the answer would exceed the tenant's share. A single answer never does."""
@@ -371,50 +476,6 @@ class LargeAnswers:
             self._by_tenant[tenant] = left
         else:
             del self._by_tenant[tenant]
-
-    async def turn(self, size: int, tenant: TenantId | None) -> None:
-        """Wait until ``size`` bytes may be written in this iteration of the event loop."""
-        loop = asyncio.get_running_loop()
-        if not self._queues and self._has_room(size):
-            if not self._turn_bytes:
-                self._granted_s = time.perf_counter()
-                loop.call_soon(self._pause)
-            self._turn_bytes += size
-            return
-        waiting: asyncio.Future[None] = loop.create_future()
-        self._queues.setdefault(tenant, deque()).append((waiting, size))
-        await waiting
-
-    def _has_room(self, size: int) -> bool:
-        return not self._turn_bytes or self._turn_bytes + size <= TURN_BYTES
-
-    def _pause(self) -> None:
-        """Serve others, so that many answers in a row do not occupy the event loop."""
-        took_s = time.perf_counter() - self._granted_s
-        if self._queues:
-            pause_s = min(_PAUSE_S_MAX, _PAUSE * took_s)
-            asyncio.get_running_loop().call_later(pause_s, self._next_turn)
-        else:
-            self._turn_bytes = 0
-
-    def _next_turn(self) -> None:
-        self._turn_bytes = 0
-        self._granted_s = time.perf_counter()
-        while self._queues:
-            tenant, queue = next(iter(self._queues.items()))
-            waiting, size = queue[0]
-            if not self._has_room(size):
-                break
-            queue.popleft()
-            if queue:
-                self._queues.move_to_end(tenant)
-            else:
-                del self._queues[tenant]
-            if not waiting.done():
-                waiting.set_result(None)
-                self._turn_bytes += size
-        if self._turn_bytes:
-            asyncio.get_running_loop().call_soon(self._pause)
 
 
 Observe: TypeAlias = Callable[[float, int], None]

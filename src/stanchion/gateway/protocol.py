@@ -44,6 +44,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from stanchion.gateway.exchange import ANSWER, BODY, GONE, REST, STREAM, Receive, Send
+from stanchion.gateway.load import READ_BYTES, ByteTurns
 from stanchion.gateway.options import GatewayOptions
 from stanchion.gateway.problems import CLOSE, Refusal, answer_parts
 from stanchion.gateway.route import PROBES
@@ -81,6 +82,7 @@ def guarded(options: GatewayOptions, connections_max: int) -> type[GuardedProtoc
         write_s = options.write_timeout_s
         headers_max = options.headers_max
         idle: ClassVar[dict[GuardedProtocol, None]] = {}
+        refused = ByteTurns()
 
     return Guarded
 
@@ -96,6 +98,8 @@ class GuardedProtocol(HttpToolsProtocol):
     headers_max = 100
     idle: ClassVar[dict[GuardedProtocol, None]] = {}
     """The server's connections without an unanswered request, the longest idle one first."""
+    refused = ByteTurns()
+    """For the rests of bodies that are not wanted any more."""
     _timer: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
     _pause: asyncio.TimerHandle | None = None
@@ -298,7 +302,14 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._silent_bytes = 0
         self._body_bytes += len(body)
+        if len(body) > _SLICE_BYTES and self.cycle.response_complete:
+            self.flow.pause_reading()
+            self.refused.call(READ_BYTES, None, self._read_on)
         super().on_body(body)
+
+    def _read_on(self) -> None:
+        if self._pause is None and not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - as ASGI has it
         self._under_way = cycle
