@@ -39,10 +39,10 @@ def status_tag(word: str) -> Markup:
     return Markup(f'<span class="status {name}">{name.replace("_", " ")}</span>')  # noqa: S704 - escaped
 
 
-def json_text(value: object) -> Markup:
+def json_text(value: object, chars_max: int = _JSON_CHARS_MAX) -> Markup:
     """A value as indented JSON, with control characters made visible, cut at 64 Ki characters."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    return _cut(text, _JSON_CHARS_MAX)
+    return _cut(text, chars_max)
 
 
 def _cut(text: str, chars_max: int) -> Markup:
