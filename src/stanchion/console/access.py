@@ -117,7 +117,7 @@ def refuse_without_token(form: Form, visitor: Visitor) -> None:
         raise RequestRefused(Refusal(code=Code.FORBIDDEN, detail=detail))
 
 
-class StrangersForms:
+class SessionlessForms:
     """Bounds the forms of callers without a session that are being read.
 
     A caller without a session can send half a form and stop. So when there are too many, the one

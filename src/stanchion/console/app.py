@@ -75,9 +75,9 @@ _FOREVER: Final = b"public, max-age=31536000, immutable"
 _LOGIN: Final = f"{_PREFIX}/login"
 _THEME: Final = f"{_PREFIX}/theme"
 _TENANT_FIELD: Final = "tenant"
-_STRANGERS_FORM_BYTES: Final = 32 * 1024
+_SESSIONLESS_FORM_BYTES: Final = 32 * 1024
 """Room for a key, and for the address of the page that is shown after the login."""
-_STRANGERS_FORMS_MAX: Final = 128
+_SESSIONLESS_FORMS_MAX: Final = 128
 """Forms of callers without a session that are read at a time."""
 
 
@@ -104,7 +104,7 @@ class Console:
         for action in actions:
             by_path.setdefault(action.path, {})["POST"] = action
         self._paths = Paths(by_path)
-        self._strangers = access.StrangersForms(_STRANGERS_FORMS_MAX)
+        self._sessionless = access.SessionlessForms(_SESSIONLESS_FORMS_MAX)
         self._placeholder = f"form-token-{secrets.token_hex(16)}"
         """Stands for the form token in pages that viewers share."""
         self._observe = {
@@ -250,10 +250,10 @@ class Console:
         if is_form:
             access.refuse_other_site(exchange, is_login=path == _LOGIN)
         if is_form and path == _THEME:
-            return self._set_theme(await self._strangers_form(exchange, place, deadline))
+            return self._set_theme(await self._sessionless_form(exchange, place, deadline))
         visitor = await self._visitor(exchange)
         if path == _LOGIN:
-            form = await self._strangers_form(exchange, place, deadline) if is_form else Form()
+            form = await self._sessionless_form(exchange, place, deadline) if is_form else Form()
             return await self._login(exchange, form, visitor, is_sent=is_form)
         if visitor is None:
             return await self._to_login(exchange, path, method)
@@ -457,12 +457,12 @@ class Console:
         session = None if token is None else await self.sessions.find(token)
         return None if session is None else Visitor(session.holder, session.form_token)
 
-    async def _strangers_form(
+    async def _sessionless_form(
         self, exchange: Exchange, place: RequestPlace, deadline: Deadline
     ) -> Form:
         """A form that needs no session. Few are read at a time: the oldest gives way."""
-        with self._strangers.reading(deadline):
-            return await self._form(exchange, place, deadline, bytes_max=_STRANGERS_FORM_BYTES)
+        with self._sessionless.reading(deadline):
+            return await self._form(exchange, place, deadline, bytes_max=_SESSIONLESS_FORM_BYTES)
 
     async def _form(
         self,

@@ -43,9 +43,9 @@ _PAGE_MAX: Final = 64
 """Commits in one read of the feed; fewer, if those of the last read had many lines."""
 _PAGE_LINES: Final = 1_000
 _PART_LINES: Final = 100
+"""Lines that are encoded at once, and sent in one part."""
 _LIVE_LINES: Final = 20
 """A page with more lines is replayed: live events are a few at a time."""
-"""Lines that are encoded at once, and sent in one part."""
 _OVER_MS_MAX: Final = 1_000
 """How long a stream of a tenant that is over its share pauses before each part."""
 _SEND_S_PER_BYTE: Final = 5e-9
