@@ -671,6 +671,13 @@ async def _blank_bodies_of_strangers(loud: Loud) -> Awaitable[None]:
     return loud.bursts([loud.request("POST", "/v1/workflows/x/runs", body, role=None)], 140)
 
 
+@_neighbour("batches of 1,000 rows with 100 faults each")
+async def _faulty_batches(loud: Loud) -> Awaitable[None]:
+    texts = {"items": {"type": "string", "maxLength": 3}}
+    await loud.apply("faulty", _checked({"properties": {"x": texts}}))
+    return loud.converse(_batch(loud, "faulty", {"x": [1] * 100}), connections=4)
+
+
 @_neighbour("starts of 64 jobs with inputs of 250 KB each")
 async def _large_inputs(loud: Loud) -> Awaitable[None]:
     steps = {f"s{number}": {"topic": "loud.doc", "input": "${input.doc}"} for number in range(64)}

@@ -19,6 +19,8 @@ import msgspec
 
 from stanchion.core.json_value import JsonValue
 
+BATCH_FAULTS_MAX: Final = 1_000
+"""Faults of all rows of a batch that are collected; of each row after them only the first."""
 FAULTS_MAX: Final = 100
 """Faults in one report. A last entry says how many more there are."""
 

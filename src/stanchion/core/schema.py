@@ -60,15 +60,17 @@ class InputSchema:
         self._cost = cost
         self._small_bytes = cost.small_bytes()
 
-    def faults(self, value: JsonValue, root: Path = _INPUT) -> tuple[Fault, ...]:
-        """All faults of an input; empty if it is valid.
+    def faults(
+        self, value: JsonValue, root: Path = _INPUT, *, first_only: bool = False
+    ) -> tuple[Fault, ...]:
+        """All faults of an input, or the first; empty if it is valid.
 
         An input whose check could take too long is refused without a check. If listing all faults
         could take too long, only the first is reported, or only that there is one.
         """
         findings = Findings()
         try:
-            self._check(value, root, findings)
+            self._check(value, root, findings, first_only=first_only)
         except (ValueError, RecursionError) as error:
             findings.note(root, f"cannot be checked: {str(error).splitlines()[0]}")
         return findings.faults()
@@ -80,7 +82,7 @@ class InputSchema:
             return size // 8
         return int(min(CHECK_NS_MAX, self._cost.check_ns(InputShape(value))) / _WORK_UNIT_NS)
 
-    def _check(self, value: JsonValue, root: Path, findings: Findings) -> None:
+    def _check(self, value: JsonValue, root: Path, findings: Findings, *, first_only: bool) -> None:
         size = len(msgspec.json.encode(value))
         if size > self._small_bytes:
             shape = InputShape(value)
@@ -100,12 +102,13 @@ class InputSchema:
                     wrong = "does not match the workflow's schema; it is too large to say where"
                     findings.note(root, wrong)
                 return
-            if self._cost.all_errors_ns(shape) > ERRORS_NS_MAX:
-                try:
-                    self._validator.validate(value)
-                except jsonschema_rs.ValidationError as first:
-                    _note(first, root, findings)
-                return
+            first_only = first_only or self._cost.all_errors_ns(shape) > ERRORS_NS_MAX
+        if first_only:
+            try:
+                self._validator.validate(value)
+            except jsonschema_rs.ValidationError as first:
+                _note(first, root, findings)
+            return
         for error in self._validator.iter_errors(value):
             _note(error, root, findings)
 

@@ -32,6 +32,7 @@ from stanchion.core import admission as judged
 from stanchion.core.admission import Verdict
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import OverBudget
+from stanchion.core.faults import BATCH_FAULTS_MAX
 from stanchion.core.lease import Moment
 from stanchion.core.model import Risk, Run, RunId, RunStatus, TenantId, Topic, WorkflowId
 from stanchion.core.plan import Plan
@@ -107,6 +108,8 @@ class GateCall(msgspec.Struct, kw_only=True):
     span: telemetry.Span | None = None
     """``None`` while traces are off, and if this call is not sampled."""
     is_sampling_decided: bool = False
+    faults_left: int = BATCH_FAULTS_MAX
+    """How many more faults of inputs are collected. Of each further row only the first."""
     rows: int | None = None
     """How many starts of a batch it is about; ``None`` for a single one."""
 

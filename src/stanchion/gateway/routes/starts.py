@@ -13,7 +13,7 @@ import msgspec
 from msgspec import to_builtins
 
 from stanchion.core.audit import redacted
-from stanchion.core.faults import Fault, WorkflowFaults
+from stanchion.core.faults import BATCH_FAULTS_MAX, Fault, WorkflowFaults
 from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import RunId, StepId, WorkflowId
 from stanchion.core.queue import ANY_PLACE, PRIORITY_DEFAULT, QueueRequest
@@ -214,41 +214,55 @@ async def _started_batch(call: Call[RawBatch, NoQuery]) -> Reply | Refusal:
             is_unknown = await call.services.store.workflow(call.tenant, workflow_id) is None
     if is_unknown:
         return not_found("workflow")
-    begun: dict[int, RunStarted] = {}
-    room = _BATCH_FAULTS
-    for index, answer in zip(rows, answers, strict=True):
+    answered = dict(zip(rows, answers, strict=True))
+    return Reply(BatchAnswer(await _batch_results(call, rows, answered, refusals)))
+
+
+async def _batch_results(
+    call: Call[RawBatch, NoQuery],
+    rows: Mapping[int, StartRow],
+    answered: Mapping[int, RunStarted | NotStarted],
+    refusals: Mapping[int, Refusal],
+) -> tuple[BatchResult, ...]:
+    """The results of all rows, in pieces: a thousand problems take 20 ms to render."""
+    room = BATCH_FAULTS_MAX
+
+    def result(index: int) -> BatchResult:
+        nonlocal room
+        answer = answered.get(index)
         if isinstance(answer, RunStarted):
-            begun[index] = answer
-        else:
-            refusals[index] = _not_started(_with_faults(answer, max(1, room)))
-            room -= len(refusals[index].errors)
-            note_refusal(
-                call.services,
-                refusals[index],
-                tenant=call.tenant,
-                workflow_id=workflow_id,
-                key=rows[index].key,
-                request_id=call.request_id,
-                actor=call.actor,
-            )
-    return Reply(
-        BatchAnswer(
-            tuple(
-                _batch_result(begun[index])
-                if index in begun
-                else _batch_problem(call, refusals[index])
-                for index in range(len(call.body.runs))
-            )
+            return _batch_result(answer)
+        if answer is None:
+            return _batch_problem(call, refusals[index])
+        refusal = _not_started(_with_faults(answer, room))
+        room -= len(refusal.errors)
+        note_refusal(
+            call.services,
+            refusal,
+            tenant=call.tenant,
+            workflow_id=call.params["workflow_id"],
+            key=rows[index].key,
+            request_id=call.request_id,
+            actor=call.actor,
         )
-    )
+        return _batch_problem(call, refusal)
+
+    indexes = range(len(call.body.runs))
+    return tuple(await call.state.work.done_each(call.tenant, result, indexes))
 
 
-def _with_faults(answer: NotStarted, most: int) -> NotStarted:
+def _with_faults(answer: NotStarted, room: int) -> NotStarted:
     """The answer with so many faults at most: each row may have a hundred long ones."""
-    if isinstance(answer, InvalidInput | WorkflowFaults) and len(answer.faults) > most:
-        left_out = Fault("", f"more faults are left out: {len(answer.faults) - most}")
-        return msgspec.structs.replace(answer, faults=(*answer.faults[:most], left_out))
-    return answer
+    if not isinstance(answer, InvalidInput | WorkflowFaults):
+        return answer
+    left_out = len(answer.faults) - max(1, room)
+    if left_out > 0:
+        note = Fault("", f"more faults are left out: {left_out}")
+    elif room <= 0:
+        note = Fault("", "only the first fault is listed: the batch has too many")
+    else:
+        return answer
+    return msgspec.structs.replace(answer, faults=(*answer.faults[: max(1, room)], note))
 
 
 def _plain_rows(texts: Sequence[bytes]) -> list[StartRow] | None:
@@ -317,8 +331,6 @@ def _batch_key(call: Call[RawBatch, NoQuery], index: int, row: BatchRow) -> str:
     return key
 
 
-_BATCH_FAULTS: Final = 1_000
-"""Faults of all rows of a batch that are listed; after them, the first of each row."""
 _PIECE_S: Final = 0.001
 """Work on the rows of a batch for this long, then let other requests have the event loop."""
 _KEY_CHARS_MAX: Final = 255
