@@ -20,6 +20,7 @@ import pytest
 import stanchion
 from stanchion.client import errors
 from stanchion.core.retry import Budget, RetryClass
+from stanchion.transport.blocking import BlockingTransport
 from stanchion.transport.messages import HttpReply, Request
 from tests.client.scripted import URL, run_view, started
 from tests.transport.tiny_server import answer, tiny_server
@@ -354,6 +355,16 @@ def test_every_call_of_the_api_was_tried_above() -> None:
         "limits",
         "runs",
     }
+
+
+def test_a_client_closes_the_connections_that_it_has_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(BlockingTransport, "close", lambda _: closed.append("once"))
+    with stanchion.Client(URL):
+        assert closed == []
+    assert closed == ["once"]
 
 
 def test_a_handle_knows_its_run() -> None:

@@ -115,6 +115,7 @@ def test_inputs_that_select_the_same_large_value_are_bounded_together() -> None:
     assert start_like(plan, small, pending({"big": "y" * 5_000})) is not None
     assert start_like(plan, small, pending({"big": "y" * 6_000})) is None
     assert start_like(plan, small, pending({"big": "y" * 5_000}), work_max=1_000) is None
+    assert start_like(plan, small, pending({"big": "y" * 300}), work_max=1_000) is not None
     with pytest.raises(DecisionTooLong):
         decide_all(plan, pending({"big": "y" * 5_000}), (Started(),), NOW, work_max=1_000)
 

@@ -200,6 +200,27 @@ def test_a_decision_that_the_same_person_has_made_is_done_and_anothers_is_a_conf
     loop.run(main())
 
 
+def test_a_decision_without_the_data_that_its_step_asks_for_fails_with_the_first_fault() -> None:
+    async def main() -> None:
+        pair = Pair(10**9)
+        ask = ApprovalSpec(data_schema={"type": "object", "required": ["amount"]})
+        await pair.store.put_workflow(
+            ACME, Workflow(id=WorkflowId("w"), steps={StepId("ask"): ask})
+        )
+        services = pair.second.services
+        await services.gate.start(ACME, WorkflowId("w"), {}, key=None, actor="pat")
+        running = asyncio.create_task(services.bulk.run())
+        await services.bulk.create(replace(WANTED, action=BulkAction.APPROVE, actor="kim"))
+        await asyncio.sleep(5)
+        (ended,) = (await services.bulk.page(ACME, cursor=None, limit=1)).items
+        running.cancel()
+        (error,) = ended.errors
+        assert (ended.failed, error.code) == (1, "invalid_input")
+        assert "data" in error.detail
+
+    loop.run(main())
+
+
 def test_bulk_actions_are_removed_a_month_after_they_began() -> None:
     async def main() -> None:
         pair = Pair(10**9)

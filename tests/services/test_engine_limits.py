@@ -299,6 +299,28 @@ async def test_topics_without_a_limit_go_on_while_limits_cannot_be_read_or_asked
 
 
 @virtual
+async def test_limits_that_cannot_be_read_are_not_read_again_for_a_second(world: World) -> None:
+    replica = world.add(terms=TERMS)
+    await _set(replica, LLM)
+    await _fan(world, replica, 5)
+    replica.store.always(Fault.ERROR, "list_documents")
+    await asyncio.sleep(5.3)
+
+    async def reads() -> int:
+        before = replica.store.calls["list_documents"]
+        await _lease(replica, "mail")
+        return replica.store.calls["list_documents"] - before
+
+    sent_at = world.clock.moment()
+    assert await reads() == 1
+    failed_at = sent_at + 1  # a millisecond each way, and an error comes from half way
+    assert await reads() == 0
+    await asyncio.sleep((failed_at + 1_000.2 - world.clock.moment()) / 1_000)
+    assert await reads() == 0
+    assert await reads() == 1
+
+
+@virtual
 async def test_the_jobs_of_other_tenants_are_handed_out_if_one_tenant_fails(world: World) -> None:
     replica = world.add(terms=TERMS)
     await _set(

@@ -345,6 +345,26 @@ async def test_a_large_finished_run_is_read_once_a_second_for_callers_in_a_row(
 
 
 @virtual
+async def test_four_large_finished_runs_are_kept_at_once(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    ended: list[RunId] = []
+    for _ in range(5):
+        ended.append(await world.start(one, "one"))
+        await world.report(one, *await world.lease(one, "work"), output="y" * LARGE_BYTES)
+    await asyncio.sleep(5)
+
+    async def render(loaded: Loaded) -> RunStatus:
+        return loaded.run.status
+
+    for loads in (5, 1):
+        before = one.store.calls["load"]
+        for run_id in ended:
+            assert await one.waiters.rendered(run_id, render, within_s=0, of=ACME) == "succeeded"
+        assert one.store.calls["load"] - before == loads
+
+
+@virtual
 async def test_callers_that_come_during_the_first_read_of_an_ended_run_do_not_read_again(
     world: World,
 ) -> None:

@@ -146,6 +146,10 @@ async def test_a_run_that_ends_as_it_begins_frees_its_slot_and_says_so(gates: Ga
     assert isinstance(answer, RunStarted)
     assert answer.status is RunStatus.SUCCEEDED
     assert (Bell.FINISHED, answer.run_id) in house.bells.rung
+    ended = house.registry.get_sample_value(
+        "stanchion_runs_finished_total", {"status": "succeeded"}
+    )
+    assert ended == 1
     assert await gates.store.active_runs(ACME) == 0
 
 
