@@ -243,6 +243,24 @@ def test_calls_that_watch_the_same_leases_are_told_apart() -> None:
     played(main)
 
 
+def test_a_replica_that_drains_answers_its_workers_unless_the_store_stood_still() -> None:
+    async def main() -> None:
+        for is_paused, broken in ((False, ["bells are acted on at once"]), (True, [])):
+            bench = _Bench()
+            store = bench.link.server.process
+            with bench.record.waits_for_jobs([Topic("quick")]):
+                await asyncio.sleep(0.1)
+                if is_paused:
+                    store.pause()
+                since = bench.record.drains()
+                await asyncio.sleep(0.1)
+                bench.process.loop.resume(store)
+                bench.record.drained(since)
+            assert bench.broken == broken
+
+    played(main)
+
+
 def test_a_pool_without_a_token_is_asked_again_when_it_may_have_one() -> None:
     async def main() -> None:
         pool = TokenPool("all", None, 1, None)

@@ -338,10 +338,14 @@ class CadenceRecord:
                         said = is_polled(self.process.name, job_id, unasked_s=now_s - asked_s)
                         self.history.check("watched leases are polled", said)
 
-    def drained(self, since_s: float) -> None:
+    def drains(self) -> tuple[float, tuple[int, int]]:
+        """The replica begins to drain. Returns what ``drained`` is to be told."""
+        return self._now_s(), self._pauses()
+
+    def drained(self, since: tuple[float, tuple[int, int]]) -> None:
         """The replica ends; it has drained since then. Requests that waited are answered."""
-        late_s = self._now_s() - since_s
-        if late_s < _ANSWERED_S:
+        since_s, pauses = since
+        if self._now_s() - since_s < _ANSWERED_S or pauses != self._pauses():
             return
         is_calm = all(self.link.troubled_at_s.get(verb, -1e9) < since_s - _CALL_S for verb in _LOOK)
         if is_calm and not self.link.server.process.is_still and not self.link.server.is_down:

@@ -184,13 +184,13 @@ class Replica:
 
     async def leave(self) -> None:
         """Drain and close, as after SIGTERM."""
-        self.is_leaving, since_s = True, asyncio.get_running_loop().time()
+        self.is_leaving, since = True, self.cadence.drains()
         self.app.drain()
         self._task.cancel()
         await asyncio.wait([self._task])
         await self.engine.close()
         self.app.close()
-        self.cadence.drained(since_s)
+        self.cadence.drained(since)
         self.crash()
 
     def metric_sum(self, name: str) -> float:
