@@ -101,6 +101,7 @@ def test_a_summary_says_how_it_went() -> None:
     text = "\n".join(said)
     assert "2 days" in text
     assert "h a second" in text
+    assert "s of processor time" in text
     assert "commits form one chain" in text
     assert text.endswith("ALL GOOD")
 

@@ -15,6 +15,7 @@ class History:
     """Lines in the order of events. The same seed gives the same digest."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self.lines: list[str] = []
         self.broken: list[str] = []
         self.faults: Counter[str] = Counter()
@@ -25,7 +26,7 @@ class History:
 
     def tell(self, text: str) -> None:
         """Add a line."""
-        line = f"{asyncio.get_running_loop().time():9.3f}  {text}"
+        line = f"{self._loop.time():9.3f}  {text}"
         self.lines.append(line)
         self._digest.update(line.encode() + b"\n")
 

@@ -176,7 +176,10 @@ def topic_limits_hold(limits: Iterable[TopicLimit], leased: Iterable[Job]) -> It
     for limit in limits:
         if limit.max_running is None or len(standing) <= limit.max_running:
             continue  # to count by pool costs more
-        pools = Counter(limit.pool(job.tenant).name for job in standing if limit.covers(job.topic))
+        covered = [job for job in standing if limit.covers(job.topic)]
+        if len(covered) <= limit.max_running:
+            continue
+        pools = Counter(limit.pool(job.tenant).name for job in covered)
         for name, count in pools.items():
             if count > limit.max_running:
                 yield f"limit {name}: {count} jobs are leased, and {limit.max_running} may be"

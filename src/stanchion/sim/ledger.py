@@ -106,6 +106,9 @@ _BROUGHT: Final = frozenset(
     }
 )
 """Methods whose answers are counted by the replica, or tell it the settings."""
+_DOCUMENT_VERBS: Final = frozenset({"document", "put_document", "list_documents"})
+_KNOWN_DOCUMENTS: Final = frozenset({"limit", "settings"})
+"""Documents by which replicas act. Most reads are of others."""
 _CLOSED: Final = frozenset({Risk.HIGH, Risk.CRITICAL})
 """Classes whose policy no scenario changes: they fail closed."""
 _OPEN_JOBS: Final = frozenset({JobState.READY, JobState.LEASED})
@@ -237,6 +240,8 @@ class Ledger:
 
     def brought(self, link: SimLink, verb: str, arguments: tuple[Any, ...], answer: object) -> None:
         """The answer of the store has reached the replica."""
+        if verb in _DOCUMENT_VERBS and arguments[0] not in _KNOWN_DOCUMENTS:
+            return
         tally = self.tallies[link.caller.name]
         self._shown(link.caller.name, verb, answer)
         self._paced(self.cadences[link.caller.name], verb, arguments, answer)

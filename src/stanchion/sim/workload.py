@@ -583,8 +583,11 @@ class _Heard(CallerTransport):
 
     def _cursor_asked_at_s(self, request: Request) -> float:
         """When the cursor of a request was asked for; now if it has none."""
+        now_s = asyncio.get_running_loop().time()
+        if "cursor=" not in request.path:
+            return now_s
         given = dict(parse_qsl(urlsplit(request.path).query)).get("cursor", "")
-        return self._cursors.get(given, asyncio.get_running_loop().time())
+        return self._cursors.get(given, now_s)
 
 
 def _asked_ms(refusal: HttpReply) -> int | None:

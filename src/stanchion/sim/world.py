@@ -413,6 +413,8 @@ class World:
         """Act as the operators: decide on approvals, replay or discard dead letters."""
         state = self.store.real.state
         for run_id, file in list(state.runs.items()):
+            if file.run.status.is_finished:
+                continue
             for step_id, step in file.run.steps.items():
                 if isinstance(step.wait, OnDecision):
                     verb = "approve" if for_good or self.chance.random() < 0.7 else "reject"  # noqa: PLR2004 - mostly
