@@ -284,6 +284,23 @@ def test_a_pool_without_a_token_is_asked_again_when_it_may_have_one() -> None:
     played(main)
 
 
+def test_a_bell_may_be_heard_after_a_request_of_the_same_moment() -> None:
+    async def main() -> None:
+        pool, none = TokenPool("all", None, 1, None), TokenGrant((), Instant(0), 1)
+        for waits_s, broken in ((0.0, []), (0.001, ["nothing is asked again without cause"])):
+            bench = _Bench()
+            bench.record.heard(Bell.ROOM, pool.name)
+            await asyncio.sleep(waits_s)
+            bench.record.takes_tokens(pool, ("one",))
+            await asyncio.sleep(0.004)
+            bench.record.took_tokens(pool, ("one",), none)
+            with bench.record.looks_for_jobs():
+                bench.record.takes_tokens(pool, ("two",))
+            assert bench.broken == broken
+
+    played(main)
+
+
 def test_a_run_that_was_not_read_after_a_conflict_is_left_too_early() -> None:
     async def main() -> None:
         bench, run_id = _Bench(), RunId("run")

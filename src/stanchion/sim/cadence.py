@@ -207,9 +207,10 @@ class CadenceRecord:
     _watches: list[dict[tuple[JobId, int], float]] = field(default_factory=list)
     """By held call: when the store was last asked about each of its leases."""
     _pools: dict[str, _Pool] = field(default_factory=dict)
-    _asked: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
-    """By pool and first token: when the store was asked, and how many bells were heard before."""
-    _rooms: int = 0
+    _asked: dict[tuple[str, str], float] = field(default_factory=dict)
+    """By pool and first token: when the store was asked."""
+    _room_s: float = -1e9
+    """When a bell for room in a pool was last heard."""
     _limits: object = None
     _conflicts: dict[RunId, tuple[int, bool]] = field(default_factory=dict)
     """By run: conflicts in a row, and whether it was read since."""
@@ -232,7 +233,7 @@ class CadenceRecord:
         """A bell has reached the replica."""
         now_s = self._now_s()
         if bell is Bell.ROOM:
-            self._rooms += 1
+            self._room_s = now_s
             self._pools.pop(note, None)
         if bell is Bell.READY and self._is_waited_for(Topic(note), now_s):
             self._expect("lease_jobs", f"the bell for {note}", now_s)
@@ -358,7 +359,7 @@ class CadenceRecord:
     def takes_tokens(self, pool: TokenPool, tokens: Sequence[str]) -> None:
         """The replica is about to ask for tokens."""
         now_s = self._now_s()
-        self._asked[pool.name, tokens[0]] = (now_s, self._rooms)
+        self._asked[pool.name, tokens[0]] = now_s
         known = self._pools.get(pool.name)
         began_s = self._looks.get(asyncio.current_task(), 0.0)
         if known is not None and self.hears_bells and began_s >= known.closed_at_s:
@@ -369,8 +370,9 @@ class CadenceRecord:
     def took_tokens(self, pool: TokenPool, tokens: Sequence[str], grant: TokenGrant) -> None:
         """The answer has arrived."""
         now_s = self._now_s()
-        sent_s, rooms = self._asked.pop((pool.name, tokens[0]), (now_s, -1))
-        is_told = rooms != self._rooms or any(
+        sent_s = self._asked.pop((pool.name, tokens[0]), -1e9)
+        # A bell is heard here before the replica's services hear it, at the same moment.
+        is_told = self._room_s >= sent_s or any(
             sent_s <= each.timer_at_s <= now_s for each in self._pools.values()
         )
         if len(grant.tokens) == len(tokens) or is_told:
