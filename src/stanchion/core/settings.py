@@ -239,10 +239,10 @@ def _rhythm_faults(rhythm: Rhythm) -> Iterator[tuple[str, str]]:
 def _rhythm_members() -> dict[str, Member]:
     return {
         "kind": Member(Word(_KINDS), "fixed: always delay_ms; jitter: up to jitter_ms off it."),
-        "delay_ms": Member(number_of(BoundedJitter, "delay_ms"), "The wait before asking again."),
+        "delay_ms": Member(number_of(BoundedJitter, "delay_ms"), "The delay before the next try."),
         "jitter_ms": Member(
             number_of(BoundedJitter, "jitter_ms"),
-            "How far the wait may be off, up or down. Kept while fixed.",
+            "How far the delay may vary, up or down. Kept while fixed.",
         ),
     }
 
@@ -252,7 +252,7 @@ _LOCK_RETRY: Final[Record[Rhythm]] = Record(
 )
 _OVERRIDABLE: Final = {
     "strategy": Member(_word(Strategy), "atomic: one store step alone; lock: behind a lock."),
-    "lock_retry": Member(_LOCK_RETRY, "How callers wait for a lock that another has."),
+    "lock_retry": Member(_LOCK_RETRY, "How callers retry while another holds the lock."),
 }
 _OVERRIDE: Final = Record("a tenant's admission", _OVERRIDABLE, AdmissionOverride)
 _ADMISSION: Final = Record(
@@ -263,7 +263,7 @@ _ADMISSION: Final = Record(
             number_of(AdmissionSettings, "lock_ttl_s"), "The term after which a lock expires."
         ),
         "lock_wait_s": Member(
-            number_of(AdmissionSettings, "lock_wait_s"), "What a start may wait for the gate."
+            number_of(AdmissionSettings, "lock_wait_s"), "How long a start may wait for the gate."
         ),
     },
     AdmissionSettings,
@@ -287,14 +287,14 @@ _LOCK_BUSY: Final = Record(
         **_rhythm_members(),
         "backend_error_delay_ms": Member(
             number_of(LockBusy, "backend_error_delay_ms"),
-            "The wait when the lock store cannot be asked.",
+            "The delay while the lock store does not answer.",
         ),
     },
     _lock_busy,
     lambda lock_busy: _rhythm_faults(lock_busy.retry),
 )
 _POLICY: Final = {
-    "on_lock_error": Member(_word(OnLockError), "When the lock store cannot be asked."),
+    "on_lock_error": Member(_word(OnLockError), "When the lock store does not answer."),
     "on_renewal_lost": Member(_word(OnRenewalLost), "When a lease is no longer trusted."),
     "renewal_failures_max": Member(
         number_of(LeasePolicy, "renewal_failures_max"),
@@ -325,20 +325,22 @@ _threshold: Final = partial(number_of, Escalation)
 _ESCALATION: Final = Record(
     "escalation",
     {
-        "fallbacks_per_s": Member(_threshold("fallbacks_per_s"), "The rate above which it counts."),
+        "fallbacks_per_s": Member(
+            _threshold("fallbacks_per_s"), "The rate of fallbacks above which escalation trips."
+        ),
         "window_s": Member(_threshold("window_s"), "For how long the rate must stay above."),
         "closes": Member(Items(_word(Risk), len(Risk)), "The classes that then fail closed."),
         "dwell_s": Member(
-            _threshold("dwell_s"), "How long it must be quiet before it opens again."
+            _threshold("dwell_s"), "How long it must be quiet before they open again."
         ),
         "quiet_divisor": Member(
-            _threshold("quiet_divisor"), "Quiet is a rate below the threshold over this."
+            _threshold("quiet_divisor"), "Quiet: a rate below the threshold divided by this."
         ),
         "probes_min": Member(
-            _threshold("probes_min"), "Good answers of the lock store it also takes."
+            _threshold("probes_min"), "Successful answers of the lock store needed as well."
         ),
         "trips_per_day_max": Member(
-            _threshold("trips_per_day_max"), "More trips than this in a day latch it."
+            _threshold("trips_per_day_max"), "More trips than this in a day latch the escalation."
         ),
     },
     Escalation,

@@ -229,7 +229,7 @@ def _responses(route: Route, schema_of: dict[int, dict[str, Any]]) -> JsonObject
         if route.takes_key:
             shown[status]["headers"] = {
                 "Idempotency-Replayed": {
-                    "description": "`true`: the same key made this before.",
+                    "description": "`true`: an earlier request with the same key created it.",
                     "schema": {"type": "string", "enum": ["true"]},
                 }
             }

@@ -212,7 +212,7 @@ class BulkService:
                 await self.clean_up(bulk)
                 known = await self._begun_before(wanted, audit)
                 if known is None:
-                    raise BackendUnavailable("the idempotency key expired in this moment")
+                    raise BackendUnavailable("the idempotency key has just expired")
                 return known
         await self._begin(bulk, audit)
         return BulkBegun(bulk, replayed=False)

@@ -118,6 +118,6 @@ def workflow_json_schema() -> JsonObject:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Stanchion workflow",
-        "description": "A workflow file. Generated from the parser: what it demands, this says.",
+        "description": "A workflow file. Generated from the parser, which checks the same.",
         **WORKFLOW.schema(),
     }

@@ -125,11 +125,13 @@ _BACKOFF: Final[Tagged[Backoff]] = Tagged(
             "a jitter backoff",
             {
                 "delay_ms": Member(
-                    number_of(BoundedJitter, "delay_ms"), "The middle of the wait.", required=True
+                    number_of(BoundedJitter, "delay_ms"),
+                    "The middle of the range of the wait.",
+                    required=True,
                 ),
                 "jitter_ms": Member(
                     number_of(BoundedJitter, "jitter_ms"),
-                    "How far the wait may be off, up or down.",
+                    "How far the wait may vary, up or down.",
                     required=True,
                 ),
             },
@@ -314,7 +316,7 @@ _STEP: Final[ByMember[StepSpec]] = ByMember(
 _LOCK_POLICY: Final = Record(
     "lock_policy",
     {
-        "on_lock_error": Member(_word(OnLockError), "When the lock store cannot be asked."),
+        "on_lock_error": Member(_word(OnLockError), "When the lock store does not answer."),
         "on_renewal_lost": Member(_word(OnRenewalLost), "When a lease is no longer trusted."),
         "renewal_failures_max": Member(
             number_of(LeaseOverride, "renewal_failures_max"),
@@ -328,8 +330,10 @@ WORKFLOW: Final = Record(
     "a workflow",
     {
         "id": Member(_ID, "The workflow's name.", required=True),
-        "risk": Member(_word(Risk), "How much a second writer would hurt; standard if absent."),
-        "lock_policy": Member(_LOCK_POLICY, "What this workflow wants different from its class."),
+        "risk": Member(_word(Risk), "How harmful a second writer would be; standard if absent."),
+        "lock_policy": Member(
+            _LOCK_POLICY, "What this workflow overrides of the policy of its class."
+        ),
         "timeout_s": Member(
             Real(TIMEOUT_S_MIN, TIMEOUT_S_MAX), "Seconds a run may take; 24 hours if absent."
         ),
