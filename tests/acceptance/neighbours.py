@@ -588,9 +588,18 @@ async def _wide_batches(loud: Loud) -> Awaitable[None]:
     return loud.converse(_batch(loud, "items-of-batch", given), connections=1)
 
 
-def _batch(loud: Loud, workflow_id: str, given: object) -> Callable[[Connection], Awaitable[None]]:
+@_neighbour("batches of 300 starts of 200 jobs with a copy of 2.4 KB each")
+async def _wide_rows(loud: Loud) -> Awaitable[None]:
+    steps = {f"s{number}": {"topic": "loud.row", "input": "${input}"} for number in range(200)}
+    await loud.apply("wide-row", {"steps": steps})
+    return loud.converse(_batch(loud, "wide-row", {"d": "y" * 2_400}, rows=300), connections=2)
+
+
+def _batch(
+    loud: Loud, workflow_id: str, given: object, rows: int = 1_000
+) -> Callable[[Connection], Awaitable[None]]:
     """Sends batches, each with keys of its own."""
-    path, body = f"/v1/workflows/{workflow_id}/runs/batch", {"runs": [{"input": given}] * 1_000}
+    path, body = f"/v1/workflows/{workflow_id}/runs/batch", {"runs": [{"input": given}] * rows}
     content = msgspec.json.encode(body)
 
     async def talk(connection: Connection) -> None:

@@ -38,7 +38,7 @@ from stanchion.core.queue import QueueRequest
 from stanchion.core.rerun import RerunOptions, RerunRefused
 from stanchion.core.run import decide, evolve
 from stanchion.core.schema import InputSchema
-from stanchion.core.workflow import ForEachSpec, JobSpec
+from stanchion.core.workflow import ForEachSpec, JobSpec, StepSpec, Workflow
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendTimeout
 from stanchion.ports.records import Admission, AlikeStarts, Tenant
@@ -344,7 +344,7 @@ async def test_a_workflow_that_never_stands_still_is_given_up(gates: Gatehouse) 
 
 
 @virtual
-@pytest.mark.parametrize(("entries", "steps"), [(1, 1), (100, 15), (5_000, 30)])
+@pytest.mark.parametrize(("entries", "steps"), [(1, 2), (100, 16), (5_000, 30)])
 async def test_a_batch_with_large_inputs_takes_more_steps_of_the_store(
     gates: Gatehouse, entries: int, steps: int
 ) -> None:
@@ -354,10 +354,39 @@ async def test_a_batch_with_large_inputs_takes_more_steps_of_the_store(
     answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
     assert [type(answer) for answer in answers] == [RunStarted] * 30
     assert house.store.calls["admit_many"] == steps
-    # Now it is known that the workflow has no for-each.
+    # Now it is known that the workflow has no for-each, and how many of its steps begin at once.
     more = [row._replace(key=f"more-{row.key}") for row in rows]
     await house.gate.start_many(ACME, WorkflowId("plain"), more, actor="caller")
     assert house.store.calls["admit_many"] == steps + 1
+
+
+@virtual
+@pytest.mark.parametrize(
+    ("first_steps", "chars", "rows_max"), [(1, 1, 400), (20, 1, 20), (200, 1, 2), (20, 6_000, 8)]
+)
+async def test_a_batch_of_wide_workflows_takes_more_steps_of_the_store(
+    gates: Gatehouse, first_steps: int, chars: int, rows_max: int
+) -> None:
+    # 400 runs of 200 jobs were 80,000 in one step: it took 0.4 s, and rows got 503.
+    await gates.define(None)
+    steps: dict[StepId, StepSpec] = {
+        StepId(f"s{n}"): JobSpec(topic=Topic("a"), input="${input.d}") for n in range(first_steps)
+    }
+    await gates.store.put_workflow(ACME, Workflow(id=WorkflowId("wide"), steps=steps))
+    house = gates.add()
+    sizes = list[int]()
+    prepare = house.store.real.prepare_admissions
+
+    def prepared(admissions: Sequence[Admission]) -> Sequence[Admission]:
+        sizes.append(len(admissions))
+        return prepare(admissions)
+
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(house.store, "prepare_admissions", prepared)
+        rows = [StartRow({"d": "y" * chars}, {}, f"key-{number}") for number in range(100)]
+        answers = await house.gate.start_many(ACME, WorkflowId("wide"), rows, actor="caller")
+    assert {type(answer) for answer in answers} == {RunStarted}
+    assert max(sizes) <= rows_max
 
 
 @pytest.fixture
@@ -549,6 +578,10 @@ async def test_the_rows_of_a_batch_begin_as_if_each_were_decided_by_itself(
     given: list[JsonObject] = [{"n": "x" if n == broken else n} for n in range(7)]
     queue = QueueRequest(priority=7)
     rows = [StartRow(each, {}, f"key-{n}", queue) for n, each in enumerate(given)]
+    before = [StartRow({"n": 1}, {}, "before")]
+    await house.gate.start_many(ACME, WorkflowId("two"), before, actor="caller")
+    asked.clear()
+    house.admitted.clear()
     answers = await house.gate.start_many(ACME, WorkflowId("two"), rows, actor="caller")
     (admissions,) = asked
     assert isinstance(admissions, AlikeStarts) is (broken is None)

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -22,9 +23,11 @@ from msgspec.structs import replace
 from stanchion.core import admission as judged
 from stanchion.core.admission import fingerprint
 from stanchion.core.audit import AuditEntry
+from stanchion.core.draft import size_of
 from stanchion.core.events import Started as StartRequested
 from stanchion.core.faults import BATCH_FAULTS_MAX, Fault, WorkflowFaults
 from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.limits import BEGUN_BYTES_MAX
 from stanchion.core.model import (
     Instant,
     Item,
@@ -90,6 +93,8 @@ _ITEMS_AT_ONCE: Final = 1_000
 STEP_VALUES_MAX: Final = 250
 """Values in the inputs of the rows that one step of a batch admits, if they may begin a for-each:
 it begins an item for each value of a list, and other callers wait while all are written."""
+_UNKNOWN_FIRST_STEPS: Final = 100
+"""Of a plan that is not in the cache, until the first rows have been prepared."""
 STEP_ROWS_BESIDE_OTHERS: Final = 50
 """Rows that one step of a batch admits while other tenants start runs: they wait for each step."""
 _PAUSE: Final = 2.0
@@ -244,7 +249,9 @@ class Gate:
         # A thread of the store that writes rows needs the interpreter some ten times a step.
         with self._work.short_turns():
             async with asyncio.TaskGroup() as group:
-                for some in _in_steps(rows[len(refused) :], rows_max, first_max, values_max):
+                first_steps = partial(self._plans.first_steps, tenant, workflow_id)
+                left = rows[len(refused) :]
+                for some in _in_steps(left, rows_max, first_max, values_max, first_steps):
                     began = clock.moment()
                     call, given = of_rows(some)
                     turn = _Turn(turn)
@@ -1017,26 +1024,36 @@ def _asked(call: GateCall, subject: WorkflowId, body: JsonObject) -> str:
 
 
 def _in_steps(
-    rows: Sequence[StartRow], rows_max: int, first_max: int, values_max: int | None
+    rows: Sequence[StartRow],
+    rows_max: int,
+    first_max: int,
+    values_max: int | None,
+    first_steps: Callable[[], int | None],
 ) -> Iterator[list[StartRow]]:
     """The rows of a batch in parts of which each is small enough for one step of the store.
 
-    A row with labels takes a store as long as two without. Of many rows the first part is short:
+    A row with labels takes a store as long as two without, and one with several first steps as long
+    as several; each of these may have a copy of its input. Of many rows the first part is short:
     the store begins with it while the others are prepared.
     """
     step: list[StartRow] = []
-    size = values = 0
+    size = values = copied_bytes = 0
     most = rows_max if len(rows) <= rows_max else first_max
+    jobs = first_steps() or _UNKNOWN_FIRST_STEPS
     for row in rows:
-        width = 2 if row.labels else 1
         count = 0 if values_max is None else _values_in(row.input, values_max)
         is_full = values_max is not None and values + count > values_max
-        if step and (is_full or size + width > most):
+        row_bytes = 0 if jobs == 1 else size_of(row.input)
+        is_full = is_full or copied_bytes + row_bytes * jobs > BEGUN_BYTES_MAX
+        labelled = 2 if row.labels else 1
+        if step and (is_full or size + labelled * jobs > most):
             yield step
-            step, size, values, most = [], 0, 0, rows_max
+            step, size, values, copied_bytes, most = [], 0, 0, 0, rows_max
+            jobs = first_steps() or _UNKNOWN_FIRST_STEPS
         step.append(row)
-        size += width
+        size += labelled * jobs
         values += count
+        copied_bytes += row_bytes * jobs
     if step:
         yield step
 

@@ -228,6 +228,13 @@ class Plans:
             for step in known[0].plan.steps.values()
         )
 
+    def first_steps(self, tenant: TenantId, workflow_id: WorkflowId) -> int | None:
+        """How many steps of the plan in the cache wait for no other; ``None`` if there is none."""
+        known = self._newest.get((tenant, workflow_id))
+        if known is None:
+            return None
+        return max(1, sum(not step.needs for step in known[0].plan.steps.values()))
+
     async def _read_newest(self, tenant: TenantId, workflow_id: WorkflowId) -> _Newest:
         key = (tenant, workflow_id)
         found, definitions = await self._gather(tenant, workflow_id)
