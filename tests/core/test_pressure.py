@@ -34,7 +34,7 @@ def test_the_minute_is_the_last_twelve_windows() -> None:
     count = MINUTE_WINDOWS
     assert (figures.admitted, figures.full, figures.unavailable) == (count, 2 * count, 3 * count)
     assert last_minute(windows, 40) == GateFigures()
-    assert last_minute([], 0) == GateFigures()
+    assert last_minute([], 0) == last_minute([GateWindow(1)], 1) == GateFigures()
 
 
 def test_windows_of_a_clock_that_was_set_back_do_not_count() -> None:

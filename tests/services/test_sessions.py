@@ -128,6 +128,19 @@ async def test_sessions_in_use_go_on_while_the_store_fails(replicas: Replicas) -
         await replicas.there[1].find(token)
 
 
+async def test_a_session_of_the_admin_key_goes_on_for_five_minutes_without_the_store() -> None:
+    replicas = Replicas("sk_admin_0123456789abcdef")
+    _, sessions = replicas.here
+    token = await sessions.open("sk_admin_0123456789abcdef")
+    assert token is not None
+    replicas.lines[0].away(Fault.ERROR)
+    replicas.clock.advance(5 * 60_000 - 1)
+    assert await sessions.find(token) is not None
+    replicas.clock.advance(1)
+    with pytest.raises(BackendError):
+        await sessions.find(token)
+
+
 async def test_a_key_has_fifty_sessions_and_the_expired_ones_are_deleted(
     replicas: Replicas,
 ) -> None:

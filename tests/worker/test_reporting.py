@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from stanchion.wire.worker import JobError
-from stanchion.worker import Job, WorkerRefused
+from stanchion.worker import Job, WorkerRefused, events
 from tests.worker.ledger import Fault
 from tests.worker.stage import Stage, on_stage
 
@@ -84,6 +84,18 @@ async def test_a_late_result_is_offered_for_two_terms_more_and_then_given_up(sta
         stage.ledger.always("lease", Fault.CUT)
         await stage.ledger.until(lambda: stage.app.counts["ResultDropped"] == 1, within_s=300)
         assert stage.clock.moment() in range(180_000, 183_000)
+
+
+@on_stage
+async def test_a_result_that_was_not_taken_when_a_worker_leaves_is_told(stage: Stage) -> None:
+    _quick(stage, 1)
+    stage.ledger.always("results", Fault.AWAY)
+    async with stage.working(drain_s=1) as running:
+        await stage.ledger.until(lambda: bool(stage.ledger.asked["results"]))
+        stage.app.stop()
+        await running
+    (dropped,) = stage.told(events.ResultDropped)
+    assert dropped.reason == "the worker was stopped"
 
 
 @on_stage

@@ -127,6 +127,11 @@ def test_an_output_may_be_nested_as_deep_as_the_core_allows(depth: int, status: 
 
 def test_a_wide_output_is_not_a_deep_one() -> None:
     assert results.succeeded("j", 1, [[]] * 1_000).status == "succeeded"
+    deep: list[object] = []
+    for _ in range(62):
+        deep = [deep]
+    assert results.succeeded("j", 1, [deep, *[[]] * 1_000]).status == "succeeded"
+    assert results.succeeded("j", 1, [[deep], *[[]] * 1_000]).status == "failed"
 
 
 def test_nothing_is_an_output_too() -> None:
