@@ -152,15 +152,15 @@ class Load:
         )
 
 
-class TenantTurns:
-    """A lock that passes from tenant to tenant."""
+class FairLock:
+    """A lock whose waiting callers get it tenant by tenant."""
 
     def __init__(self) -> None:
         self._is_taken = False
         self._queues: OrderedDict[TenantId, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def acquire(self, tenant: TenantId) -> None:
-        """Wait until it is this caller's."""
+        """Wait for the lock."""
         if not self._is_taken:
             self._is_taken = True
             return
@@ -174,7 +174,7 @@ class TenantTurns:
             raise
 
     def release(self) -> None:
-        """Give it to the caller of the next tenant that has waited for longest."""
+        """Pass the lock to the first caller of the next tenant."""
         while self._queues:
             tenant, queue = self._queues.popitem(last=False)
             waiting = queue.popleft()
@@ -205,7 +205,7 @@ class HeavyRequests:
     def __init__(self, load: Load, bodies: Bodies) -> None:
         self._load = load
         self._bodies = bodies
-        self._turns = TenantTurns()
+        self._turns = FairLock()
         self._rest_until_s = 0.0
         self._waiting = 0
         self._places: WeakValueDictionary[tuple[TenantId, bool], asyncio.Lock] = (
