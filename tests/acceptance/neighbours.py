@@ -42,6 +42,8 @@ _BURST_EVERY_S: Final = 0.3
 _OPENED_PER_S: Final = 1_500.0
 _BEGIN_S_MAX: Final = 3.0
 _LOAD_S_MAX: Final = 600.0
+_TIMERS: Final = 4_000
+_TIMERS_S: Final = 4.0
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -593,6 +595,21 @@ async def _wide_rows(loud: Loud) -> Awaitable[None]:
     steps = {f"s{number}": {"topic": "loud.row", "input": "${input}"} for number in range(200)}
     await loud.apply("wide-row", {"steps": steps})
     return loud.converse(_batch(loud, "wide-row", {"d": "y" * 2_400}, rows=300), connections=2)
+
+
+@_neighbour("4,000 delays that end at the same time")
+async def _due_timers(loud: Loud) -> Awaitable[None]:
+    due = asyncio.get_running_loop().time() + _TIMERS_S
+    for _ in range(_TIMERS // 1_000):
+        left_s = due - asyncio.get_running_loop().time()
+        await loud.apply("delay", {"steps": {"nap": {"delay_s": max(0.0, round(left_s, 3))}}})
+        path = "/v1/workflows/delay/runs/batch"
+        headers = {"idempotency-key": secrets.token_hex(8)}
+        content = msgspec.json.encode({"runs": [{}] * 1_000})
+        await loud.call(loud.request("POST", path, content, headers=headers))
+    await asyncio.sleep(due - asyncio.get_running_loop().time())
+    loud.begun.set()
+    return asyncio.sleep(_LOAD_S_MAX)
 
 
 def _batch(

@@ -31,6 +31,7 @@ import msgspec
 
 from bench.connection import Answer, Connection, as_bytes, connect
 from stanchion.drills.processes import starvation
+from stanchion.services.outbox import POLL_S
 from tests.acceptance.caller import calling
 from tests.acceptance.neighbours import CATALOGUE, Spec, Statuses
 from tests.acceptance.stack import ADMIN_KEY, Kind, Stack, running_stack
@@ -40,6 +41,8 @@ from tests.integration.program import Program, running_program
 __all__ = ["Bound", "Quiet", "Seen", "Street", "hostile_stack", "street"]
 
 ROUNDS_PER_S: Final = 40
+_ROUNDS_PER_DELAY: Final = 4
+DELAY_S: Final = 0.1
 ANSWER_S_MAX: Final = 10.0
 LIVENESS_EVERY_S: Final = 0.05
 OWN_STARVATION: Final = 1.5
@@ -62,6 +65,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     refusals: dict[str, int]
     liveness_ms: list[float]
     """Of each look at ``/livez``; infinite if it was not answered with 200."""
+    late_ms: list[float] = []
+    """How late each of its own delays ended."""
     statuses: dict[str, int] = {}
     """What the neighbour was answered meanwhile."""
     own_lag_ms: float = 0.0
@@ -117,6 +122,10 @@ class Bound(msgspec.Struct, frozen=True):
         p99_ms_max = self.p99_ms_max(seen)
         if seen.p99_ms > p99_ms_max:
             found.append(f"p99 {seen.p99_ms:.0f} ms, at most {p99_ms_max:.0f}")
+        poll_ms = max(POLL_S * 1_000, _percentile(self.alone.late_ms, 0.99))
+        late_ms_max = poll_ms * self._stretch(seen) + p99_ms_max
+        if (late_ms := _percentile(seen.late_ms, 0.99)) > late_ms_max:
+            found.append(f"a delay ended {late_ms:.0f} ms late, at most {late_ms_max:.0f}")
         liveness_ms_max = self.liveness_ms_max * max(1.0, seen.starvation) * self._stretch(seen)
         if seen.liveness_max_ms > liveness_ms_max:
             found.append(f"/livez took {seen.liveness_max_ms:.0f} ms")
@@ -139,6 +148,7 @@ class Quiet:
         liveness_ms: list[float] = []
         stop = asyncio.Event()
         looking = [asyncio.create_task(self._look(url, liveness_ms, stop)) for url in self._urls]
+        late_ms: list[float] = []
         lags_ms: list[float] = []
         looking.append(asyncio.create_task(_lag(lags_ms, stop)))
         rounds = set()
@@ -146,6 +156,8 @@ class Quiet:
         for number in range(int(seconds * ROUNDS_PER_S)):
             await asyncio.sleep(max(0.0, began + number / ROUNDS_PER_S - time.perf_counter()))
             rounds.add(asyncio.create_task(self._round(latencies_ms, refusals)))
+            if number % _ROUNDS_PER_DELAY == 0:
+                rounds.add(asyncio.create_task(self._delay(late_ms, refusals)))
         await asyncio.gather(*rounds)
         stop.set()
         await asyncio.gather(*looking)
@@ -153,6 +165,7 @@ class Quiet:
             latencies_ms=latencies_ms,
             refusals=dict(refusals),
             liveness_ms=liveness_ms,
+            late_ms=late_ms,
             own_lag_ms=_percentile(lags_ms, 0.99),
         )
 
@@ -184,6 +197,21 @@ class Quiet:
             if run_id == "none":
                 run_id = msgspec.json.decode(answer.body)["run_id"]
         self._idle.append((url, connection))
+
+    async def _delay(self, late_ms: list[float], refusals: Counter[str]) -> None:
+        """Start a run that only waits, and see when it has ended."""
+        url, connection = await self._fresh()
+        start = as_bytes("POST", url + "/v1/workflows/delay/runs", "{}", self._headers)
+        answer = await _asked(connection, start)
+        began = time.perf_counter()
+        if answer.status == "200":
+            run_id = msgspec.json.decode(answer.body)["run_id"]
+            path = f"/v1/runs/{run_id}?wait={ANSWER_S_MAX - 1:.0f}"
+            answer = await _asked(connection, as_bytes("GET", url + path, "", self._headers))
+            late_ms.append((time.perf_counter() - began - DELAY_S) * 1_000)
+        if answer.status != "200":
+            refusals[f"{answer.status} {answer.body[:80].decode(errors='replace')}"] += 1
+        connection.close()
 
     async def _fresh(self) -> tuple[str, Connection]:
         url = self._urls[self._turn % len(self._urls)]
@@ -284,6 +312,7 @@ async def street(stack: Stack) -> AsyncIterator[Street]:
         assert answer.status == 200, answer.text
         quiet_key = str(answer.body["key"])
         await admin.bearing(quiet_key).apply("hold", HOLD)
+        await admin.bearing(quiet_key).apply("delay", {"steps": {"nap": {"delay_s": DELAY_S}}})
     quiet = Quiet(stack.urls, quiet_key)
     spec = Spec(tuple(replica.port for replica in stack.replicas), ADMIN_KEY)
     text = msgspec.json.encode(spec).decode()
@@ -326,7 +355,10 @@ async def _table(kind: Kind, names: Sequence[str], seconds: float) -> str:
             f" {sum(seen.refusals.values())} | {seen.starvation:.1f} |\n"
         )
         stolen = f"{seen.stolen:.1%} stolen"
-        sys.stderr.write(f"{name}: {faults or 'ok'}; {stolen}; answered {seen.statuses}\n")
+        late = f"delays late by {_percentile(seen.late_ms, 0.99):.0f} ms"
+        late += f" ({_percentile(bound.alone.late_ms, 0.99):.0f})"
+        said = f"{faults or 'ok'}; {late}; {stolen}; answered {seen.statuses}"
+        sys.stderr.write(f"{name}: {said}\n")
     return "".join(rows)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from msgspec.structs import replace
 
 from stanchion.core.events import Timer, TimerFired, TimerKind
-from stanchion.core.model import Instant, RunId, StepId, TenantId
+from stanchion.core.model import Instant, RunId, StepId, TenantId, shard_of_tenant
 from stanchion.core.transition import ClearTimer, Effect, SetTimer, StopRun, StopStep
 from stanchion.ports.records import Committed, InboxEntry
 from stanchion.ports.store import Store
@@ -91,6 +92,56 @@ async def test_timers_of_all_tenants_fire(store: Store) -> None:
     assert sorted(await store.fire_timers(limit=100)) == sorted(runs)
 
 
+async def test_a_tenant_with_many_due_timers_does_not_delay_the_one_of_another(
+    store: Store,
+) -> None:
+    loud, quiet = _tenants_of_one_shard(2)
+    now = await store.now()
+    crowd = [await _with_timers(store, loud, *[Instant(now - 500)] * 20) for _ in range(3)]
+    late = await _with_timers(store, quiet, Instant(now - 1))
+    assert late in await store.fire_timers(limit=8)
+    # Nothing of the crowd is lost, and nothing fires twice.
+    left = [run_id for _ in range(10) for run_id in await store.fire_timers(limit=8)]
+    assert set(left) <= set(crowd)
+    inboxes = [(await loaded(store, run_id)).inbox for run_id in [*crowd, late]]
+    assert [len(inbox) for inbox in inboxes] == [20, 20, 20, 1]
+    assert await store.fire_timers(limit=8) == ()
+
+
+async def test_tenants_with_due_timers_take_turns(store: Store) -> None:
+    tenants = _tenants_of_one_shard(6)
+    now = await store.now()
+    runs = [
+        await _with_timers(store, tenant, *[Instant(now - 100 + number)] * 20)
+        for number, tenant in enumerate(tenants)
+    ]
+    seen = [run_id for _ in range(4) for run_id in await store.fire_timers(limit=4)]
+    assert set(seen) == set(runs)
+
+
+async def test_tenants_whose_timers_were_cleared_do_not_hide_those_of_others(store: Store) -> None:
+    *idle, loud, quiet = _tenants_of_one_shard(12)
+    now = await store.now()
+    for tenant in idle:
+        run_id = await _with_timers(store, tenant, Instant(now - 1_000))
+        await _change(store, run_id, StopRun())
+    await _with_timers(store, loud, *[Instant(now - 500)] * 20)
+    late = await _with_timers(store, quiet, Instant(now - 1))
+    assert late in await store.fire_timers(limit=8)
+
+
+async def test_a_replaced_timer_fires_in_its_turn_at_its_new_time_only(store: Store) -> None:
+    loud, quiet = _tenants_of_one_shard(2)
+    now = await store.now()
+    run_id = await _with_timers(store, quiet, Instant(now - 700))
+    await _change(store, run_id, SetTimer(_retry(0), Instant(now + LONG_MS)))
+    crowd = await _with_timers(store, loud, *[Instant(now - 500)] * 20)
+    fired = [each for _ in range(10) for each in await store.fire_timers(limit=8)]
+    assert fired == [crowd] * 20
+    await _change(store, run_id, SetTimer(_retry(0), Instant(now - 1)))
+    assert await store.fire_timers(limit=8) == (run_id,)
+
+
 async def test_a_timer_set_again_has_the_new_time_only(store: Store) -> None:
     run_id = await start(store)
     now = await store.now()
@@ -172,6 +223,19 @@ async def test_a_delay_lasts_until_its_timer_fired(store: Store, harness: Harnes
 
 def _retry(attempt: int) -> Timer:
     return Timer(TimerKind.RETRY, _STEP, None, attempt)
+
+
+def _tenants_of_one_shard(count: int) -> list[TenantId]:
+    names = (TenantId(f"tenant-{number}") for number in itertools.count())
+    first = next(names)
+    same = (each for each in names if shard_of_tenant(each) == shard_of_tenant(first))
+    return [first, *itertools.islice(same, count - 1)]
+
+
+async def _with_timers(store: Store, tenant: TenantId, *due: Instant) -> RunId:
+    run_id = await start(store, tenant=tenant)
+    await _change(store, run_id, *(SetTimer(_retry(n), at) for n, at in enumerate(due)))
+    return run_id
 
 
 async def _change(store: Store, run_id: RunId, *effects: Effect) -> None:

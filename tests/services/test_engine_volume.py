@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from stanchion.core.model import Topic
+from stanchion.core.model import RunStatus, TenantId, Topic
 from stanchion.core.workflow import DelaySpec, ForEachSpec
-from stanchion.services.outbox import ROWS_MAX
+from stanchion.services.outbox import POLL_S
 from tests.services.stage import World, job, virtual, workflow
 
 ONE = workflow("one", step=job("work"))
@@ -67,11 +67,33 @@ async def test_what_is_due_beyond_one_look_does_not_line_up_at_a_bus_without_tur
     one.store.each_way_s = 0.001
     await asyncio.sleep(60 + 0.45)
     assert {(await world.run(run_id)).status for run_id in runs} == {"succeeded"}
-    assert one.bus.published == ROWS_MAX
+    assert one.bus.published == 0
     # Once nothing is left over, the bus gets the rows again.
     last = await world.start(one, "pause")
     assert await world.ended(last, within_s=61) == "succeeded"
-    assert one.bus.published == ROWS_MAX + 1
+    assert one.bus.published == 1
+    await world.assert_nothing_left()
+
+
+@pytest.mark.parametrize("has_turns", [True, False])
+@virtual
+async def test_a_timer_of_another_tenant_does_not_wait_behind_thousands(
+    world: World, has_turns: bool
+) -> None:
+    one, quiet = world.add(each_way_s=0), TenantId("quiet")
+    one.bus.has_turns = has_turns
+    await world.define(PAUSE)
+    await world.define(PAUSE, tenant=quiet)
+    crowd = [await world.start(one, "pause") for _ in range(2_000)]
+    await asyncio.sleep(0.001)
+    late = await world.start(one, "pause", tenant=quiet)
+    one.store.each_way_s = 0.01
+    await asyncio.sleep(60 + POLL_S + 0.15)
+    assert (await world.run(late)).status == "succeeded"
+    ended = [(await world.run(run_id)).status for run_id in crowd].count(RunStatus.SUCCEEDED)
+    assert ended < len(crowd)  # they are still under way
+    await asyncio.sleep(10)
+    assert {(await world.run(run_id)).status for run_id in crowd} == {"succeeded"}
     await world.assert_nothing_left()
 
 

@@ -28,7 +28,14 @@ from stanchion.adapters.outcomes import SummaryBoard
 from stanchion.adapters.store.memory import runs as memory_runs
 from stanchion.adapters.store.memory import state as memory_state
 from stanchion.adapters.store.memory.runs import carry_out
-from stanchion.adapters.store.memory.state import Account, JobFile, MemoryState, RunFile, RunPlaces
+from stanchion.adapters.store.memory.state import (
+    Account,
+    JobFile,
+    MemoryState,
+    RunFile,
+    RunPlaces,
+    TimesInTurn,
+)
 from stanchion.core import admission, budget, escalation, lease, rerun, schedule
 from stanchion.core import why as why_module
 from stanchion.core.admission import Admitted, KeyRecord, Rate, Replayed, Verdict
@@ -105,6 +112,28 @@ if TYPE_CHECKING:
     from stanchion.sim.workload import Callers
 
 __all__ = ["ALL"]
+
+
+# ── Timers ──────────────────────────────────────────────────────────────────────────────────────
+
+_put, _remove = TimesInTurn.put, TimesInTurn.remove
+
+
+def _put_into_one_line(
+    times: TimesInTurn[object], _tenant: TenantId, thing: object, due: Instant
+) -> None:
+    _put(times, TenantId("all"), thing, due)
+
+
+def _remove_from_one_line(times: TimesInTurn[object], _tenant: TenantId, thing: object) -> None:
+    _remove(times, TenantId("all"), thing)
+
+
+@contextmanager
+def _one_line_for_all() -> Iterator[None]:
+    put = _patched(TimesInTurn, "put", _put_into_one_line)
+    with put(), _patched(TimesInTurn, "remove", _remove_from_one_line)():
+        yield
 
 
 # ── The queue ────────────────────────────────────────────────────────────────────────────────────
@@ -1058,6 +1087,11 @@ ALL: Final = (
         name="rate-ignored",
         says="single jobs are admitted above their tenant's rate",
         applied=_patched(Rate, "spent_until", lambda _rate, now: now),
+    ),
+    Mutant(
+        name="timers-by-time-alone",
+        says="the timers of one tenant fire before those of others that are due later",
+        applied=_one_line_for_all,
     ),
     Mutant(
         name="retry-without-budget",

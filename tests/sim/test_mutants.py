@@ -81,6 +81,7 @@ FOUND_ON = {
     "term-too-long": (0, "a lease lasts its term"),
     "purged-early": (5, "only old runs are removed"),
     "rate-ignored": (6, "single jobs within their rate"),
+    "timers-by-time-alone": (16, "tenants take turns"),
     "retry-without-budget": (0, "retries within budget"),
 }
 """A day on which each was found out, and by which statement. Days change when services do."""

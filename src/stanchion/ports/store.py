@@ -381,9 +381,10 @@ class Outbox(Protocol):
     """The runs that must be advanced, and timers."""
 
     async def fire_timers(self, *, limit: int) -> tuple[RunId, ...]:
-        """Turn due timers, earliest first, into inbox entries with outbox rows due at once.
+        """Turn due timers into inbox entries with outbox rows due at once.
 
-        If there are more than ``limit``, tenants may take turns.
+        Those of a tenant fire earliest first. If more than ``limit`` are due, tenants take turns:
+        no tenant with a due timer waits while others get two, except those of many tenants.
 
         Returns one run id for each timer: a run with two due timers appears twice.
         """

@@ -36,14 +36,17 @@ from stanchion.services.context import ReplicaContext, Rules
 from stanchion.services.log import OutageLogger
 
 ROWS_MAX: Final = 500
-TIMERS_MAX: Final = 500
+TIMERS_MAX: Final = 256
+"""Calls that fired timers may have under way: beyond that they are not fired."""
 HOLD_MS: Final = 5_000
 """A published row that was not confirmed becomes due again after this."""
 POLL_S: Final = 0.2
+_BEHIND_POLL_S: Final = 0.02
+"""How soon a replica that is behind looks again for room."""
 AT_ONCE_MAX: Final = 64
-HERE_MAX: Final = 128
+HERE_MAX: Final = 64
 """Rows that the relay handles itself at the same time, while many are due."""
-_HERE_MIN: Final = 32
+_HERE_MIN: Final = 16
 """A look for fewer rows than this is not worth its call."""
 BUS_AWAY_S: Final = 1.0
 """How long after a failure of the bus rows are handled here without trying it."""
@@ -107,7 +110,7 @@ class Relay:
         self._here: set[asyncio.Task[None]] = set()
         self._room = asyncio.Event()
         self._is_behind = False
-        """Whether the last look found as many rows as it could take."""
+        """Whether the last look found as many timers or rows as it could take."""
 
     async def run(self) -> None:
         """Relay due rows until cancelled."""
@@ -128,22 +131,36 @@ class Relay:
 
     async def relay(self) -> bool:
         """Relay what is due now; return whether there may be more."""
-        fired = await self._outbox.fire_timers(limit=TIMERS_MAX)
-        has_more = len(fired) == TIMERS_MAX
-        is_here = self._is_behind and not self._bus.has_turns
+        has_turns = self._bus.has_turns
+        room = await self._room_for_timers()
+        has_more = False
+        if room >= _HERE_MIN:
+            has_more = len(await self._outbox.fire_timers(limit=room)) == room
+        is_here = (self._is_behind or has_more) and not has_turns
         free = (HERE_MAX if is_here else ROWS_MAX) - len(self._here)
         if free < (_HERE_MIN if is_here else 1):
-            return has_more
+            return False
         rows = await self._outbox.take_outbox(limit=free, hold_ms=HOLD_MS)
-        self._is_behind = len(rows) == free
+        self._is_behind = has_more or len(rows) == free or room < _HERE_MIN
         if is_here:
             self._handle_all_here(rows)
         elif rows:
             await self._publish(rows)
-        return has_more or self._is_behind
+        return has_more or len(rows) == free
+
+    async def _room_for_timers(self) -> int:
+        """How many timers may fire now. The others stay in the store, where tenants take turns."""
+        if not self._bus.has_turns:
+            return HERE_MAX - len(self._here)
+        with suppress(BackendError):
+            return TIMERS_MAX - await self._bus.pending() - len(self._here)
+        return HERE_MAX - len(self._here)  # the bus is unavailable
 
     async def _has_room(self) -> bool:
-        """Wait until rows that are handled here have made room for a look; not for long."""
+        """Wait until what is under way has made room for a look; not for long."""
+        if self._bus.has_turns:
+            await self._clock.sleep(_BEHIND_POLL_S)
+            return True
         self._room.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(POLL_S):

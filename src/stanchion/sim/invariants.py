@@ -32,6 +32,7 @@ from stanchion.core.model import (
     Step,
     StepId,
     StepStatus,
+    TenantId,
     WorkflowSource,
     split_name,
 )
@@ -577,6 +578,15 @@ def asks_no_longer_than_it_waits(what: str, asked_s: float, left_s: float) -> It
     """A caller asks a server to wait no longer than the caller itself has time left."""
     if asked_s > max(0.0, left_s) + 0.003:
         yield f"{what}: {asked_s:.3f} s are asked for, and {left_s:.3f} s are left"
+
+
+def tenants_take_turns(
+    served: Mapping[TenantId, int], waiting: Collection[TenantId]
+) -> Iterator[str]:
+    """No tenant gets a second turn while another waits for its first."""
+    passed_over = sorted(set(waiting) - set(served))
+    if passed_over and max(served.values(), default=0) > 1:
+        yield f"{', '.join(passed_over)} wait, and {dict(served)} were served"
 
 
 def timers_in_bounds(plan: Plan, transition: Transition) -> Iterator[str]:

@@ -839,6 +839,12 @@ class Ledger:
         """Record taken outbox rows and fired timers."""
         self._rows(getattr(each, "run_id", each) for each in seen.answer)
 
+    def fired(self, seen: SeenCommand) -> None:
+        """Check that tenants took turns."""
+        self.taken_up(seen)
+        for fired, left in self.store.real.fired:
+            self.history.check("tenants take turns", must.tenants_take_turns(fired, left))
+
     def receipted(self, seen: SeenCommand) -> None:
         """Check that receipts of refusals can be read when they are written."""
         tenant, receipts = seen.arguments
@@ -979,7 +985,7 @@ _NOTES: Final[Mapping[str, Callable[[Ledger, SeenCommand], None]]] = MappingProx
         "renew_jobs": Ledger.renewed,
         "expire_jobs": Ledger.expired,
         "take_outbox": Ledger.taken_up,
-        "fire_timers": Ledger.taken_up,
+        "fire_timers": Ledger.fired,
         "put_receipts": Ledger.receipted,
         "purge": Ledger.purge,
         "post": Ledger.told,

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from stanchion.adapters.locks.memory import MemoryTurns
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.store.memory.state import MemoryState
-from stanchion.core.model import Instant
+from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.ports.clock import Clock
 from stanchion.ports.locks import AcquireAnswer, LockNote, LockReleased, LockView, NotOwned, Renewed
 from stanchion.ports.records import Admission
@@ -86,11 +87,42 @@ class LockWatcher(Protocol):
         """The lock server has answered a holder that it does not own the lock."""
 
 
+FIRED_AT_ONCE: Final = 3
+
+
 class SimStore(MemoryStore):
     """A memory store whose state can be seen, copied and replaced.
 
     One step promotes one run: with the few runs of a scenario, a raised cap takes several steps.
+    Likewise timers fire three at a time, so that tenants must take turns.
     """
+
+    fired: Sequence[tuple[Counter[TenantId], frozenset[TenantId]]] = ()
+    """Of each time that three timers fired in the last call: of whom, and who has more."""
+
+    async def fire_timers(self, *, limit: int) -> tuple[RunId, ...]:
+        fired: list[RunId] = []
+        seen = []
+        count = FIRED_AT_ONCE
+        while count == FIRED_AT_ONCE and len(fired) < limit:
+            count = min(FIRED_AT_ONCE, limit - len(fired))
+            some = await super().fire_timers(limit=count)
+            fired += some
+            count = len(some)
+            if count == FIRED_AT_ONCE:
+                seen.append((Counter(self._tenants(some)), self._tenants_with_due_timers()))
+        self.fired = seen
+        return tuple(fired)
+
+    def _tenants(self, run_ids: Iterable[RunId]) -> Iterator[TenantId]:
+        return (self._state.runs[run_id].run.tenant for run_id in run_ids)
+
+    def _tenants_with_due_timers(self) -> frozenset[TenantId]:
+        now, files = self._state.now(), self._state.runs
+        due = (
+            id_ for id_, file in files.items() if min(file.timers.values(), default=now + 1) <= now
+        )
+        return frozenset(self._tenants(due))
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)

@@ -473,7 +473,7 @@ def carry_out(state: MemoryState, file: RunFile, effects: Iterable[Effect]) -> N
                 _dispatch(state, file, job)
             case SetTimer(timer, due):
                 file.timers[timer] = due
-                state.timers.put((file.run.id, timer), due)
+                state.timers.put(file.run.tenant, (file.run.id, timer), due)
             case ClearTimer(timer):
                 _clear(state, file, [timer])
             case OpenApproval(approval):
@@ -529,4 +529,4 @@ def _revoke(state: MemoryState, job_ids: Iterable[JobId]) -> None:
 def _clear(state: MemoryState, file: RunFile, timers: Iterable[Timer]) -> None:
     for timer in timers:
         file.timers.pop(timer, None)
-        state.timers.remove((file.run.id, timer))
+        state.timers.remove(file.run.tenant, (file.run.id, timer))

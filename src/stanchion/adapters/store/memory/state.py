@@ -203,7 +203,7 @@ class MemoryState:
         self.pools: dict[str, PoolFile] = {}
         """The tokens of topic limits, by the name of their pool."""
         self.leases: DueTimes[JobId] = DueTimes()
-        self.timers: DueTimes[tuple[RunId, Timer]] = DueTimes()
+        self.timers: TimesInTurn[tuple[RunId, Timer]] = TimesInTurn()
         self.outbox: DueTimes[RunId] = DueTimes()
         self.approvals: dict[tuple[RunId, StepId], PendingApproval] = {}
         self.places = RunPlaces()
@@ -570,12 +570,12 @@ _Thing = TypeVar("_Thing", bound=Hashable)
 class DueTimes(Generic[_Thing]):
     """A set of values with due times. ``take`` returns the earliest first, then the oldest."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Iterator[int] | None = None) -> None:
         self._due: dict[_Thing, tuple[Instant, int]] = {}
         # Also holds entries that were moved or removed: ``take`` skips those that are not in
         # ``_due``. That is cheaper than searching the heap.
         self._heap: list[tuple[Instant, int, _Thing]] = []
-        self._order = count()
+        self._order = count() if order is None else order
 
     def put(self, thing: _Thing, due: Instant) -> None:
         """Add the value, or change its due time."""
@@ -611,5 +611,62 @@ class DueTimes(Generic[_Thing]):
                 taken.append(thing)
         return taken
 
+    def next_due(self) -> Instant | None:
+        """The earliest due time; ``None`` if there is no value."""
+        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][:2]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
     def __len__(self) -> int:
         return len(self._due)
+
+
+class TimesInTurn(Generic[_Thing]):
+    """Values of tenants with due times. If many are due, tenants take turns."""
+
+    def __init__(self) -> None:
+        self._order = count()
+        self._of_tenants: dict[TenantId, DueTimes[_Thing]] = {}
+        self._turns: DueTimes[TenantId] = DueTimes(self._order)
+        """When each tenant's next value is due; if it is due already, since its last turn."""
+
+    def put(self, tenant: TenantId, thing: _Thing, due: Instant) -> None:
+        """Add the value, or change its due time."""
+        self._of_tenants.setdefault(tenant, DueTimes(self._order)).put(thing, due)
+        self._turns.hasten(tenant, due)
+
+    def remove(self, tenant: TenantId, thing: _Thing) -> None:
+        """Remove the value, if it is there."""
+        own = self._of_tenants.get(tenant)
+        if own is not None:
+            own.remove(thing)
+
+    def take(self, now: Instant, limit: int) -> list[_Thing]:
+        """Remove and return at most ``limit`` values that are due, as many of each tenant."""
+        taken: list[_Thing] = []
+        served: list[TenantId] = []
+        has_more: list[TenantId] = []
+
+        def take_some(tenants: Sequence[TenantId]) -> list[TenantId]:
+            """Take as many of each; returns the tenants that may have more."""
+            share = max(1, (limit - len(taken)) // len(tenants))
+            left = []
+            for tenant in tenants:
+                some = self._of_tenants[tenant].take(now, min(share, limit - len(taken)))
+                taken.extend(some)
+                left += [tenant] if len(some) == share else []
+            return left
+
+        # Of some tenants all values may have been removed: then others are looked at.
+        while len(taken) < limit and (waiting := self._turns.take(now, limit - len(taken))):
+            served += waiting
+            has_more += take_some(waiting)
+        while len(taken) < limit and has_more:
+            has_more = take_some(has_more)
+        for tenant in served:
+            due = self._of_tenants[tenant].next_due()
+            if due is None:
+                del self._of_tenants[tenant]
+            else:
+                self._turns.put(tenant, max(now, due))
+        return taken

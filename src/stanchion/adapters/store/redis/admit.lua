@@ -1,6 +1,6 @@
 -- admit: create runs of a tenant, in order, or return why not. All of a run is written, or nothing.
 -- KEYS   run items out jobs inbox timeline
--- KEYS   ready ring turns counters open deadlines timers outbox rows
+-- KEYS   ready ring turns counters open deadlines timers timers_of timer_turns outbox rows
 -- KEYS   approvals asked asked_of
 -- KEYS   active unfinished known finished keys aging configs rates ticks listed seen seen_names
 -- KEYS   runs feed versions shared_versions shared_runs
@@ -36,7 +36,7 @@
 --        {'full', limit, active} {'throttled'}
 --        {'queued', position, when it has waited too long; absent if it was queued before}
 --        {'queue_full', limit, active, how many may wait} {'no_queue'}
--- USES   time text budgets ready jobs retired effects listed run audit queue place
+-- USES   time text budgets ready jobs retired timers effects listed run audit queue place
 local OF_RUN = 6 -- keys of a run; those of the run at hand come first
 local count = #ARGV - 1 -- of the runs
 

@@ -1,5 +1,5 @@
 -- admit_alike: create runs of a tenant that begin alike, or none of them.
--- KEYS   ready ring turns counters open timers
+-- KEYS   ready ring turns counters open timers timers_of timer_turns
 -- KEYS   active unfinished known keys aging configs listed seen seen_names
 -- KEYS   runs feed versions shared_versions queued budgets reservations
 -- KEYS   more*
@@ -27,7 +27,7 @@
 --        of each of its jobs the input. What can be made of these is made here: a word that is sent
 --        costs more than one that is joined from others.
 -- ANSWER {'admitted'}, or {'apart'} if each must be judged by itself: then nothing was written
--- USES   time text budgets ready terms
+-- USES   time text budgets ready timers terms
 local ask = cmsgpack.unpack(ARGV[2])
 local count, tenant, whose = ask.count, ask.tenant, ask.whose
 local OF_RUN = 3 -- keys of a run
@@ -143,7 +143,7 @@ many('HSET', key.keys, keys)
 many('ZADD', key.listed, listed)
 many('ZADD', key.runs, runs)
 many('ZADD', key.unfinished, unfinished)
-many('ZADD', key.timers, timers)
+set_timers(tenant, timers)
 for _, job in ipairs(ask.jobs) do
   join(job[3], tenant)
 end

@@ -15,6 +15,9 @@ every shard, and once more under that tag, which gives out their versions.
     deadlines   sorted set   leased jobs, by the end of their lease; jobs of attempts whose time
                              runs, by its end if that is sooner
     timers      sorted set   timers, by the time at which they are due
+    timers_of   sorted set   the same by tenant: tenant, time, run id and timer
+    timer_turns sorted set   tenants, by a time that is not after their next timer is due; while it
+                             is due, by their last turn
     outbox      sorted set   runs to be advanced, by the time at which they are due
     rows        hash         the numbers of these rows
     active      hash         the number of slots that each tenant uses
@@ -708,6 +711,7 @@ _QUEUE_TIMER: Final = (QUEUE_TIMER.key, to_json(TimerFired(timer=QUEUE_TIMER)))
 OF_SHARD: Final = frozenset(
     (
         *("ready", "ring", "turns", "counters", "open", "deadlines", "timers"),
+        *("timers_of", "timer_turns"),
         *("outbox", "rows", "active", "unfinished", "known", "finished", "keys", "aging"),
         *("configs", "configured", "rates", "ticks", "letters", "dead", "dead_of", "mark"),
         *("approvals", "asked", "asked_of", "audit_log"),

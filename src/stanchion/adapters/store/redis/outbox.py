@@ -57,7 +57,9 @@ class RedisOutbox(Sharded):
         timers = [(RunId(each.name[:RUN_ID_CHARS]), each.name[RUN_ID_CHARS:]) for each in due]
         fired = await self._shards.ask_all(
             [
-                self._shards.step("fire", each.shard, run_id, timer, each.at, run_id=run_id)
+                self._shards.step(
+                    *("fire", each.shard, run_id, timer, each.at, each.tenant), run_id=run_id
+                )
                 for each, (run_id, timer) in zip(due, timers, strict=True)
             ],
             deadline,

@@ -1,6 +1,6 @@
 -- part effects: applies the effects of a transition.
---   uses time text ready jobs retired
---   keys ready ring turns counters open deadlines timers approvals asked asked_of out jobs
+--   uses time text ready jobs retired timers
+--   keys ready ring turns counters open deadlines approvals asked asked_of out jobs
 --   carry_out(run_id, tenant, effects, is_new)   in their order; a new run has no jobs yet.
 --     Each effect is one of
 --     {'dispatch', job_id, step, item|false, topic, work, time of the attempt in ms or 0}
@@ -72,15 +72,19 @@ local function dispatch(tenant, jobs, is_new, out)
   end
 end
 
-local function set(run_id, effects, out)
-  local timers = {}
+local function set(run_id, tenant, effects, is_new, out)
+  local timers, names = {}, {}
   for _, effect in ipairs(effects) do
     out[#out + 1] = 't:' .. effect[2]
     out[#out + 1] = cmsgpack.pack({effect[4], effect[5]})
+    names[#names + 1] = run_id .. effect[2]
     timers[#timers + 1] = whole(effect[3])
-    timers[#timers + 1] = run_id .. effect[2]
+    timers[#timers + 1] = names[#names]
   end
-  many('ZADD', key.timers, timers)
+  if not is_new then
+    forget_timers(tenant, names)
+  end
+  set_timers(tenant, timers)
 end
 
 local function open_approval(tenant, step, place, approval)
@@ -144,7 +148,7 @@ local function stop(run_id, tenant, only_step, only_job)
     past[2 * i - 1], past[2 * i] = name, pack_retired(job, work, 'revoked', '')
   end
   many('HDEL', key.out, gone)
-  many('ZREM', key.timers, timers)
+  forget_timers(tenant, timers)
   many('ZREM', key.ready, ready)
   many('ZREM', key.deadlines, deadlines)
   many('HDEL', key.open, open)
@@ -156,7 +160,7 @@ local function carry_out(run_id, tenant, effects, is_new)
 
   local function flush()
     local out = {}
-    set(run_id, timers, out)
+    set(run_id, tenant, timers, is_new, out)
     dispatch(tenant, jobs, is_new, out)
     many('HSET', key.out, out)
     jobs, timers = {}, {}
@@ -177,7 +181,7 @@ local function carry_out(run_id, tenant, effects, is_new)
         close_approval(tenant, effect[2])
       elseif kind == 'clear' then
         redis.call('HDEL', key.out, 't:' .. effect[2])
-        redis.call('ZREM', key.timers, run_id .. effect[2])
+        forget_timers(tenant, {run_id .. effect[2]})
       else
         stop(run_id, tenant, kind == 'stop_step' and effect[2], kind == 'revoke' and effect[2])
       end

@@ -1,6 +1,6 @@
 -- settle: accept results of one run and write the transition that applies them, or nothing at all.
 -- KEYS   run items out jobs inbox timeline
--- KEYS   ready ring turns counters open deadlines timers outbox rows
+-- KEYS   ready ring turns counters open deadlines timers timers_of timer_turns outbox rows
 -- KEYS   approvals asked asked_of
 -- KEYS   active unfinished known finished keys aging configs shared_runs listed
 -- KEYS   queue queue_ring queue_turns waiting queued promoted
@@ -10,7 +10,7 @@
 -- ANSWER {'gone'} {'committed', version, promoted run, …} {'stale_fence', highest} {'conflict'}
 --        {'inbox'} if it has entries that the commit does not apply, {'job'} if a result is not from
 --        the holder of its job
--- USES   time text budgets ready jobs retired results inbox promoted effects listed run queue commit
+-- USES   time text budgets ready jobs retired results inbox promoted timers effects listed run queue commit
 local ask = cmsgpack.unpack(ARGV[1])
 local answer, version, highest = judge_commit(ask)
 if answer then

@@ -387,6 +387,8 @@ def script_of(name: str) -> Script:
     return Script.read(__package__, name)
 
 
+_TENANTS_LOOKED_AT: Final = 32
+"""Of each shard, in one look for due timers of tenants in turn."""
 _LOOKS_MAX: Final = 32
 """How often one call reads the index, if other replicas acted first."""
 
@@ -399,6 +401,8 @@ class Due(NamedTuple):
     at: int
     name: str
     shard: int
+    tenant: str = ""
+    """If it is known."""
 
 
 async def find_due(shards: Shards, index: str, limit: int, deadline: float) -> list[Due]:
@@ -417,9 +421,38 @@ async def find_due(shards: Shards, index: str, limit: int, deadline: float) -> l
         for place, (name, at) in enumerate(zip(reply[::2], reply[1::2], strict=True))
     ]
     shards.looked(index, is_empty=not found)
+    if index == "timers" and len(found) >= limit:
+        return await _timers_in_turn(shards, found, limit, deadline)
     if len(found) > limit:
         found = sorted(found)[:limit]
     return sorted(due for _, due in found)
+
+
+async def _timers_in_turn(
+    shards: Shards, found: Sequence[tuple[int, Due]], limit: int, deadline: float
+) -> list[Due]:
+    """Due timers of tenants in turn: more are due than may be fired at once.
+
+    A quarter are the earliest, ``found``, because processes of earlier versions set timers that
+    are in no tenant's list.
+    """
+    wanted = limit - limit // 4
+    replies = await shards.run_on_all(
+        "due_turns", ["timer_turns", "timers_of"], wanted, _TENANTS_LOOKED_AT, deadline=deadline
+    )
+    rank = {shard: rank for rank, shard in enumerate(shards.rounds.turned(ALL_SHARDS))}
+    in_turn = [
+        (place, turn, rank[shard], Due(int(at), name.decode(), shard, tenant.decode()))
+        for shard, reply in enumerate(replies)
+        if not isinstance(reply, BackendError)
+        for turn, (place, at, tenant, name) in enumerate(zip(*[iter(reply)] * 4, strict=True))
+    ]
+    chosen = [due for *_, due in sorted(in_turn)[:wanted]]
+    known = {(due.at, due.name) for due in chosen}
+    for _, due in sorted(found):
+        if len(chosen) < limit and (due.at, due.name) not in known:
+            chosen.append(due)
+    return sorted(chosen)
 
 
 async def act_on_due(

@@ -9,7 +9,7 @@ from stanchion.adapters.store.sqlite.audit import add_audit
 from stanchion.adapters.store.sqlite.codec import SQL, TIMER, encode
 from stanchion.core.audit import AuditEntry
 from stanchion.core.events import Event, TimerFired
-from stanchion.core.model import Instant, RunId
+from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.ports.records import OutboxRow, PostAnswer
 
 
@@ -17,15 +17,41 @@ def fire_timers(db: Database, *, limit: int) -> tuple[RunId, ...]:
     """See ``ports.store.Outbox.fire_timers``."""
     now = db.now()
     fired: list[RunId] = []
-    for run, run_id, ended_at, step_id, key, due, body in db.every(
-        SQL["due_timers"], now=now, limit=limit
-    ):
-        db.run(SQL["remove_timer"], run=run, step_id=step_id, key=key)
-        if ended_at is None:
-            event = TimerFired(timer=TIMER.decode(body))
-            put_entry(db, run, f"timer:{key}#{due}", event, now)
-            fired.append(run_id)
+    served: list[TenantId] = []
+    has_more: list[TenantId] = []
+    # The timers of some tenants may have been cleared: then others are looked at.
+    while waiting := _next_in_turn(db, now, limit - len(fired), len(served)):
+        served += waiting
+        has_more += _fire_some(db, waiting, now, limit, fired)
+    while len(fired) < limit and has_more:
+        has_more = _fire_some(db, has_more, now, limit, fired)
+    for tenant in served:
+        db.run(SQL["pass_timer_turn"], tenant=tenant, now=now)
     return tuple(fired)
+
+
+def _next_in_turn(db: Database, now: Instant, limit: int, skip: int) -> list[TenantId]:
+    rows = db.every(SQL["timer_turns"], now=now, limit=limit, skip=skip)
+    return [tenant for (tenant,) in rows]
+
+
+def _fire_some(
+    db: Database, tenants: Sequence[TenantId], now: Instant, limit: int, fired: list[RunId]
+) -> list[TenantId]:
+    """Fire as many timers of each tenant, and note their runs; returns those with more."""
+    share = max(1, (limit - len(fired)) // len(tenants))
+    has_more = []
+    for tenant in tenants:
+        count = min(share, limit - len(fired))
+        rows = db.every(SQL["due_timers"], tenant=tenant, now=now, limit=count)
+        for run, run_id, ended_at, step_id, key, due, body in rows:
+            db.run(SQL["remove_timer"], run=run, step_id=step_id, key=key)
+            if ended_at is None:
+                event = TimerFired(timer=TIMER.decode(body))
+                put_entry(db, run, f"timer:{key}#{due}", event, now)
+                fired.append(run_id)
+        has_more += [tenant] if len(rows) == share else []
+    return has_more
 
 
 def take_outbox(db: Database, *, limit: int, hold_ms: int) -> tuple[OutboxRow, ...]:

@@ -1,11 +1,19 @@
 -- Timers that are due, and runs that must be advanced.
 
+-- name: timer_turns
+-- Answers (tenant): those that may have due timers, each in its turn.
+SELECT tenant FROM timer_turns WHERE due <= :now ORDER BY due, tenant LIMIT :limit OFFSET :skip
+
 -- name: due_timers
--- Answers (run, run_id, ended_at, step_id, key, due, timer), earliest first.
+-- Answers (run, run_id, ended_at, step_id, key, due, timer) of a tenant, earliest first.
 SELECT
     timers.run, runs.id, runs.ended_at, timers.step_id, timers.key, timers.due, timers.timer
 FROM timers JOIN runs ON runs.run = timers.run
-WHERE timers.due <= :now ORDER BY timers.due LIMIT :limit
+WHERE timers.tenant = :tenant AND timers.due <= :now ORDER BY timers.due LIMIT :limit
+
+-- name: pass_timer_turn
+-- Sets a tenant's turn by its next timer; behind those of others if that is due. See together.sql.
+INSERT INTO passed_turns (tenant, now) VALUES (:tenant, :now)
 
 -- name: remove_timer
 -- Removes a timer that has fired.

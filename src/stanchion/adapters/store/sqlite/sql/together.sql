@@ -85,11 +85,16 @@ CREATE TEMP TRIGGER begin_batch INSTEAD OF INSERT ON batches BEGIN
         SELECT topic, NEW.tenant, NEW.ticket + min(place), NEW.ticket + min(place), count(*)
         FROM staged GROUP BY topic
         ON CONFLICT (topic, tenant) DO UPDATE SET ready = ready + excluded.ready;
-    INSERT INTO timers (run, step_id, key, due, timer)
+    INSERT INTO timers (run, tenant, step_id, key, due, timer)
         SELECT
-            NEW.run + staged.run, value ->> 0, value ->> 1, value ->> 2, CAST(value ->> 3 AS BLOB)
+            NEW.run + staged.run, NEW.tenant, value ->> 0, value ->> 1, value ->> 2,
+            CAST(value ->> 3 AS BLOB)
         FROM staged CROSS JOIN json_each(NEW.timers)
         WHERE NEW.timers IS NOT NULL AND staged.id IS NOT NULL;
+    INSERT INTO timer_turns (tenant, due)
+        SELECT NEW.tenant, value ->> 2 FROM json_each(NEW.timers) WHERE NEW.timers IS NOT NULL
+        ON CONFLICT (tenant) DO UPDATE SET due = excluded.due
+        WHERE excluded.due < timer_turns.due;
     DELETE FROM staged;
 END;
 
@@ -147,11 +152,29 @@ CREATE TEMP VIEW settings_of_timers AS SELECT
     NULL AS run, NULL AS step_id, NULL AS key, NULL AS due, NULL AS timer;
 
 CREATE TEMP TRIGGER set_timer INSTEAD OF INSERT ON settings_of_timers BEGIN
-    INSERT INTO timers (run, step_id, key, due, timer)
-        SELECT NEW.run, NEW.step_id, NEW.key, NEW.due, NEW.timer WHERE NEW.due IS NOT NULL
+    INSERT INTO timers (run, tenant, step_id, key, due, timer)
+        SELECT NEW.run, tenant, NEW.step_id, NEW.key, NEW.due, NEW.timer
+        FROM runs WHERE run = NEW.run AND NEW.due IS NOT NULL
         ON CONFLICT (run, step_id, key) DO UPDATE SET due = excluded.due;
+    INSERT INTO timer_turns (tenant, due)
+        SELECT tenant, NEW.due FROM runs WHERE run = NEW.run AND NEW.due IS NOT NULL
+        ON CONFLICT (tenant) DO UPDATE SET due = excluded.due
+        WHERE excluded.due < timer_turns.due;
     DELETE FROM timers
         WHERE NEW.due IS NULL AND run = NEW.run AND step_id = NEW.step_id AND key = NEW.key;
+END;
+
+-- The turn of a tenant whose timers were fired, or looked for: when its next one is due. If that is
+-- now, the tenants before it in the order of these times come first.
+CREATE TEMP VIEW passed_turns AS SELECT NULL AS tenant, NULL AS now;
+
+CREATE TEMP TRIGGER pass_turn INSTEAD OF INSERT ON passed_turns BEGIN
+    UPDATE timer_turns SET due = max(
+            NEW.now, (SELECT due FROM timers WHERE tenant = NEW.tenant ORDER BY due LIMIT 1)
+        )
+        WHERE tenant = NEW.tenant AND EXISTS (SELECT 1 FROM timers WHERE tenant = NEW.tenant);
+    DELETE FROM timer_turns
+        WHERE tenant = NEW.tenant AND NOT EXISTS (SELECT 1 FROM timers WHERE tenant = NEW.tenant);
 END;
 
 -- The timeline entries of a commit, at the next position of the tenant's feed: above all positions

@@ -1,0 +1,52 @@
+-- due_turns: due timers of each shard, the earliest of tenants in turn.
+-- KEYS   turns_and_timers*
+--          of each shard: timer_turns timers_of
+-- ARGV   1 how many of each shard  2 how many tenants of it are looked at
+-- ANSWER for each shard: {place among those of its tenant, due, tenant, name, …}
+-- USES   time text
+-- A tenant that has due timers goes behind all others, one that has none to the time of its next.
+local answer = {}
+local most = tonumber(ARGV[1])
+for i = 1, #KEYS, 2 do
+  local turns, of, found, left = KEYS[i], KEYS[i + 1], {}, most
+  local waiting = redis.call('ZRANGEBYSCORE', turns, '-inf', whole(now), 'LIMIT', 0, ARGV[2])
+
+  local function look(tenant, skip, count)
+    local mine = sized(tenant)
+    local lines = redis.call('ZRANGEBYLEX', of,
+      '[' .. mine, '(' .. mine .. padded(now + 1), 'LIMIT', skip, count)
+    for place, line in ipairs(lines) do
+      found[#found + 1] = skip + place
+      found[#found + 1] = whole(tonumber(string.sub(line, #mine + 1, #mine + 16)))
+      found[#found + 1] = tenant
+      found[#found + 1] = string.sub(line, #mine + 17)
+    end
+    left = left - #lines
+    if #lines > 0 then
+      redis.call('ZADD', turns, whole(now), tenant)
+    elseif skip == 0 then
+      local line = redis.call('ZRANGEBYLEX', of,
+        '[' .. mine, '(' .. mine .. '\255', 'LIMIT', 0, 1)[1]
+      if line then
+        redis.call('ZADD', turns, tonumber(string.sub(line, #mine + 1, #mine + 16)), tenant)
+      else
+        redis.call('ZREM', turns, tenant)
+      end
+    end
+    return #lines == count
+  end
+
+  local share, more = math.max(1, math.floor(most / math.max(1, #waiting))), {}
+  for _, tenant in ipairs(waiting) do
+    if left > 0 and look(tenant, 0, math.min(share, left)) then
+      more[#more + 1] = tenant
+    end
+  end
+  for _, tenant in ipairs(more) do
+    if left > 0 then
+      look(tenant, share, left)
+    end
+  end
+  answer[#answer + 1] = found
+end
+return answer
