@@ -33,7 +33,8 @@ from stanchion.core.plan import Plan, link
 from stanchion.core.schema import InputSchema
 from stanchion.core.workflow import JobSpec, StepSpec, Workflow
 from stanchion.gateway import GatewayOptions
-from stanchion.gateway.views import encoded_run, has_small_outputs, item_row, run_view
+from stanchion.gateway.views import decoded_run, encoded_run, has_small_outputs, item_row, run_view
+from stanchion.wire.runs import RunView
 from tests.gateway.asgi import opened
 from tests.gateway.house import ADMIN, House, opened_house
 from tests.services.faulty_locks import Fault
@@ -872,7 +873,12 @@ async def test_a_run_encoded_in_slices_is_the_run(output: JsonValue) -> None:
         await asyncio.sleep(0)
         is_large = len(msgspec.json.encode(output)) > 256 * 1024
         assert encoding.done() is not is_large, "a large one lets the event loop go"
-        assert await encoding == msgspec.json.encode(each)
+        text = await encoding
+        assert text == msgspec.json.encode(each)
+        decoding = asyncio.create_task(decoded_run(text))
+        await asyncio.sleep(0)
+        assert decoding.done() is not is_large, "the same for the console, which decodes it"
+        assert await decoding == msgspec.json.decode(text, type=RunView)
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,12 @@ from stanchion.gateway.route import (
 )
 from stanchion.gateway.routes import ROUTES
 from stanchion.gateway.state import GatewayState
+from stanchion.gateway.views import decoded_run
 from stanchion.services.engine import Services
 from stanchion.services.keys import KeyHolder
 from stanchion.wire.identifiers import ALL_TENANTS
 from stanchion.wire.problems import Code
+from stanchion.wire.runs import RunView
 
 _Made = TypeVar("_Made")
 _BY_NAME: Final = {f"{route.method} {route.path}": route for route in ROUTES}
@@ -172,6 +174,8 @@ class Api:
                 self._note(call, answer)
             raise RequestRefused(answer)
         assert not isinstance(answer, Stream), f"{name} is a stream"
+        if isinstance(answer.value, bytes) and route.answer is RunView:
+            return await decoded_run(answer.value)
         if isinstance(answer.value, bytes) and route.answer is not None:
             return msgspec.json.decode(answer.value, type=route.answer)
         return answer.value

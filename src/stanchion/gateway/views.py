@@ -260,6 +260,25 @@ async def encoded_run(view: RunView, *, is_small: bool = False) -> bytes:
     return _encode(replace(view, steps=steps, output=output))
 
 
+async def decoded_run(text: bytes) -> RunView:
+    """The view that was encoded, with the same pauses: the console shows a run of 8 MB too."""
+    if len(text) <= _SLICE_BYTES:
+        return _RUN.decode(text)
+    parts, slices = _RAW_MEMBERS.decode(text), _Slices()
+    steps: dict[str, StepView] = {}
+    for step_id, step in _RAW_MEMBERS.decode(parts["steps"]).items():
+        await slices.pause()
+        steps[step_id] = _STEP.decode(slices.counted(bytes(step)))
+    output = await slices.decoded(bytes(parts["output"]))
+    rest = parts | {"steps": msgspec.Raw(b"{}"), "output": msgspec.Raw(b"null")}
+    return replace(_RUN.decode(_encode(rest)), steps=steps, output=output)
+
+
+_RUN: Final = msgspec.json.Decoder(RunView)
+_STEP: Final = msgspec.json.Decoder(StepView)
+_VALUE: Final[msgspec.json.Decoder[JsonValue]] = msgspec.json.Decoder()
+_RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SLICES: Final = 64
 """The number of pieces in which a list or an object is encoded; smaller ones member by member."""
 _DEPTH: Final = 3
@@ -281,6 +300,16 @@ class _Slices:
     def counted(self, encoded: bytes) -> bytes:
         self._bytes += len(encoded)
         return encoded
+
+    async def decoded(self, text: bytes) -> JsonValue:
+        """Decode a value, the members of a large one for themselves."""
+        await self.pause()
+        if len(text) <= _SLICE_BYTES or not text.startswith((b"{", b"[")):
+            return _VALUE.decode(self.counted(text))
+        if text.startswith(b"["):
+            return [await self.decoded(bytes(each)) for each in _RAW_LIST.decode(text)]
+        members = _RAW_MEMBERS.decode(text).items()
+        return {name: await self.decoded(bytes(each)) for name, each in members}
 
     async def encoded(self, value: JsonValue, depth: int = _DEPTH) -> bytes:
         """Encode a value that may have many or large members, at this depth or in one of them."""

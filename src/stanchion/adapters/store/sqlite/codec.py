@@ -141,6 +141,18 @@ def decode_steps(text: bytes) -> dict[StepId, Step]:
     return {step_id: _STEP.decode(step) for step_id, step in _RAW_STEPS.decode(text).items()}
 
 
+def decode_value(text: bytes) -> JsonValue:
+    """A JSON value. The members of a large one are decoded one by one, for the same reason."""
+    if len(text) < _LARGE_BYTES:
+        return VALUE.decode(text)
+    if text.startswith(b"{"):
+        return {name: decode_value(bytes(raw)) for name, raw in _RAW_OBJECT.decode(text).items()}
+    if text.startswith(b"["):
+        return [decode_value(bytes(raw)) for raw in ITEM_STATES.decode(text)]
+    return VALUE.decode(text)
+
+
+_RAW_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 TENANT: Final = msgspec.json.Decoder(Tenant)
 TIMER: Final = msgspec.json.Decoder(Timer)
 VALUE: Final[msgspec.json.Decoder[JsonValue]] = msgspec.json.Decoder(float_hook=float)
