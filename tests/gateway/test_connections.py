@@ -13,14 +13,19 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from weakref import ref
 
 import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.server import ServerState
 
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.exchange import CancelScope, Exchange
 from stanchion.gateway.load import TURN_BYTES
-from stanchion.gateway.protocol import GuardedProtocol
+from stanchion.gateway.protocol import GuardedProtocol, guarded
+from stanchion.sim.loop import run
 from tests.gateway.house import ADMIN, GET, ONE_STEP, Served, problem, served
 
 CLOSE = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
@@ -71,6 +76,67 @@ async def test_every_connection_without_a_request_to_serve_has_a_deadline() -> N
                 open_now = [each for each in connections() if each in each.idle]
                 assert open_now, state
                 assert all(each.has_deadline for each in open_now), state
+
+
+class Sent(asyncio.Transport):
+    """A connection without a socket, whose client reads all that is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def resume_reading(self) -> None:
+        """It is never paused."""
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+
+def test_a_connection_is_closed_when_its_next_request_does_not_begin_in_time() -> None:
+    async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await asyncio.sleep(20)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def connected() -> None:
+        config = uvicorn.Config(
+            answer, http=guarded(GatewayOptions(), 10), timeout_keep_alive=75, log_config=None
+        )
+        config.load()
+        loop, sent = asyncio.get_running_loop(), Sent()
+        server = ServerState()
+        protocol = GuardedProtocol(config=config, server_state=server, app_state={}, _loop=loop)
+        protocol.connection_made(sent)
+        for number, idle_s in enumerate((50, 74, 74), 1):
+            protocol.data_received(GET)
+            before = protocol.has_deadline
+            await asyncio.sleep(20.5)
+            assert sent.written.count(b"200 OK") == number
+            assert (before, protocol.has_deadline) == (False, True)
+            await asyncio.sleep(idle_s)
+            assert not sent.is_closing()
+        await asyncio.sleep(1.1)
+        assert sent.is_closing()
+        protocol.connection_lost(None)
+        protocol = GuardedProtocol(config=config, server_state=server, app_state={}, _loop=loop)
+        protocol.connection_made(Sent())
+        protocol.data_received(GET)
+        await asyncio.sleep(20.5)
+        lost = ref(protocol)
+        protocol.connection_lost(None)
+        del protocol
+        assert lost() is None, "no timer keeps a lost connection"
+
+    run(connected())
 
 
 async def test_blank_lines_do_not_stop_the_clock() -> None:

@@ -201,6 +201,22 @@ async def test_a_faulty_row_of_a_batch_is_refused_alone(house: House) -> None:
     assert (broken.status, broken.json["code"]) == (400, "malformed_json")
 
 
+async def test_a_row_that_cannot_be_decoded_is_refused_alone_in_a_body_of_any_length(
+    house: House,
+) -> None:
+    await house.start()
+    path, headers = "/v1/workflows/one-step/runs/batch", [("Idempotency-Key", "k")]
+    for text in (b"1e999", b'"\xff"'):
+        for length in (1, 300, 20_000):
+            row = b'{"input":{"a":%b}}' % text
+            body = b'{"runs":[%b,{"input":{}}]}' % (row + b" " * length)
+            answer = await house.ask("POST", path, body, headers=headers)
+            assert answer.status in {200, 400}, (answer.status, answer.body, text, length)
+    twice = b'{"runs":[],"runs":[{"input":{"a":1e999}}]}'
+    answer = await house.ask("POST", path, twice, headers=headers)
+    assert (answer.status, answer.json["errors"][0]["path"]) == (422, "runs")
+
+
 async def test_a_row_of_a_batch_may_have_no_member_twice(house: House) -> None:
     await house.start()
     repeated = [

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain
 from typing import Any, Final, TypeVar, cast
@@ -232,34 +232,39 @@ def decode_json(
 
 _REPEATS_BYTES_MAX: Final = 16 * 1024
 """In larger bodies the last of several members with one name counts: to find them takes long."""
-_FEW_NAMES_BYTES: Final = 256
-_MEMBER = re.compile(rb'"([^"]*)":')
 _SPACED = re.compile(rb'"[ \t\r\n]+:')
 
 
 def _refuse_repeated(body: bytes) -> None:
     """Raise ``InvalidJson`` if an object has two members with one name.
 
-    First the cheap reasons why there are none: no name occurs twice anywhere, or the value has as
-    many members as the text.
+    First the cheap reason why there are none: every member has a colon, also one that is given
+    again, so that there are none if the value has as many members as the text has colons. Otherwise
+    some are perhaps in texts: then those behind a quote count.
     """
-    if b"\\" not in body and _SPACED.search(body) is None:
-        at_most = body.count(b'":')  # as many members, and texts that begin with a colon
-        names = _MEMBER.findall(body) if len(body) <= _FEW_NAMES_BYTES else ()
-        if len(set(names)) == at_most or _members(msgspec.json.decode(body)) == at_most:
-            return
-    json.loads(body, object_pairs_hook=_once)
+    try:
+        members = _members(msgspec.json.decode(body))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        members = -1  # the fault is in a part of which the decoder has left the text as it is
+    if members == body.count(b":"):
+        return
+    if b"\\" not in body and _SPACED.search(body) is None and members == body.count(b'":'):
+        return
+    json.loads(body.decode("utf-8", "replace"), object_pairs_hook=_once)
 
 
 def _members(value: JsonValue) -> int:
     """How many members all objects in this value have."""
-    count, level = 0, [value]
-    while level:
-        objects = [each for each in level if type(each) is dict]
-        lists = [each for each in level if type(each) is list]
-        count += sum(map(len, objects))
-        inside = chain.from_iterable(map(dict.values, objects))
-        level = [*chain.from_iterable(lists), *inside]
+    count, holders = 0, [value]
+    for holder in holders:
+        inside: Iterable[JsonValue] = ()
+        if type(holder) is dict:
+            count += len(holder)
+            inside = holder.values()
+        elif type(holder) is list:
+            inside = holder
+        # The loop goes on with them.
+        holders += [each for each in inside if type(each) is dict or type(each) is list]
     return count
 
 

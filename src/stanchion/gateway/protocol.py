@@ -103,6 +103,11 @@ class GuardedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
     _pause: asyncio.TimerHandle | None = None
+    _next_timer: asyncio.TimerHandle | None = None
+    """Ends the keep-alive time. It stays while a request is under way: to set and cancel one for
+    each request takes longer than to look at the clock."""
+    _next_by_s: float | None = None
+    """When the next request must begin; ``None`` while one is under way or arriving."""
     _gone: Callable[[], object] = staticmethod(_do_nothing)
     """Called when the client disconnects; set by the request under way."""
     _under_way: RequestResponseCycle | None = None
@@ -127,8 +132,8 @@ class GuardedProtocol(HttpToolsProtocol):
     @property
     def has_deadline(self) -> bool:
         """Whether a timer bounds the connection's present state."""
-        timers = (self._timer, self._stall, self.timeout_keep_alive_task)
-        return any(each is not None for each in timers)
+        next_timer = None if self._next_by_s is None else self._next_timer
+        return any(each is not None for each in (self._timer, self._stall, next_timer))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as the class above has it
         super().connection_made(transport)
@@ -147,10 +152,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_lost = True
         self.idle.pop(self, None)
         self._held = b""
-        if self._pause is not None:
-            self._pause.cancel()
+        for timer in (self._pause, self._next_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # the base class leaves it after an error
+        self._next_by_s = self._next_timer = None
         if self._under_way is not None:
             # The base class disconnects only the newest request; an older one may be under way.
             self._under_way.disconnected = True
@@ -208,7 +214,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         was_in_request = self._is_in_request
-        self._unset_keepalive_if_required()
+        self._next_by_s = None
         self._feed(data)
         if self.transport.is_closing() or self._refused is not None:
             return
@@ -318,14 +324,18 @@ class GuardedProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
             if cycle.scope["path"] not in PROBES:
                 app = _refuse_for_lack_of_slots
-        task = self.loop.create_task(cycle.run_asgi(app))
-        task.add_done_callback(self._task_ended)
-        self.tasks.add(task)
+        self.tasks.add(self.loop.create_task(self._run(cycle, app)))
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
-        if self.transport.is_closing() and not self._is_lost:
-            self._close()
+    async def _run(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - as ASGI has it
+        try:
+            await cycle.run_asgi(app)
+        finally:
+            # Not in a callback of the task, which would be one more of the event loop's.
+            task = asyncio.current_task(self.loop)
+            assert task is not None
+            self.tasks.discard(task)
+            if self.transport.is_closing() and not self._is_lost:
+                self._close()
 
     def on_response_complete(self) -> None:
         if self._under_way is not None:
@@ -333,7 +343,10 @@ class GuardedProtocol(HttpToolsProtocol):
             # thousands of them.
             _unbind(self._under_way)
         is_last = not self.pipeline
-        super().on_response_complete()
+        if is_last and not self.transport.is_closing():
+            self._expect_next()
+        else:
+            super().on_response_complete()
         if is_last:
             self.idle[self] = None
         if self.transport.is_closing():
@@ -363,9 +376,23 @@ class GuardedProtocol(HttpToolsProtocol):
             self.cycle.more_body = False
             self.cycle.message_event.set()
 
-    def timeout_keep_alive_handler(self) -> None:
-        self.timeout_keep_alive_task = None
-        self._close()
+    def _expect_next(self) -> None:
+        """What the base class does when no request is queued, with a timer that stays."""
+        self.server_state.total_requests += 1
+        self.flow.resume_reading()
+        self._next_by_s = self.loop.time() + self.timeout_keep_alive
+        if self._next_timer is None:
+            self._next_timer = self.loop.call_later(self.timeout_keep_alive, self._look_for_next)
+
+    def _look_for_next(self) -> None:
+        self._next_timer = None
+        if self._next_by_s is None:
+            return  # set again after the request under way
+        left_s = self._next_by_s - self.loop.time()
+        if left_s > 0:
+            self._next_timer = self.loop.call_later(left_s, self._look_for_next)
+        else:
+            self._close()
 
     def shutdown(self) -> None:
         super().shutdown()
