@@ -23,7 +23,6 @@ from stanchion.core.model import Instant, JobId, Risk, Run, RunId, TenantId
 from stanchion.core.plan import Plan
 from stanchion.core.settings import DEFAULTS, Settings, read_settings
 from stanchion.core.topic_limits import TokenGrant, TopicLimit, token_ttl_ms
-from stanchion.core.transition import TimelineEntry
 from stanchion.core.why import Finding, RunFacts, Surroundings, why
 from stanchion.gateway.cursors import KEY_TRUSTED_MS
 from stanchion.ports.bus import Disposition, Retry
@@ -199,6 +198,8 @@ class Ledger:
         default_factory=lambda: defaultdict(lambda: deque(maxlen=_READS_KEPT))
     )
     """By process: when its last answers have arrived, and when the store gave them."""
+    _freed_by: dict[RunId, TenantId] = field(default_factory=dict)
+    """Runs whose end has freed a slot, also of those that were promoted and never started."""
     _leased_by: dict[JobId, float] = field(default_factory=dict)
     """Of the limits that each job was leased by: when the store had them."""
     _observers: dict[str, list[Callable[[SeenCommand], None]]] = field(default_factory=dict)
@@ -287,14 +288,15 @@ class Ledger:
                 cadence.conflicted(arguments[-1].run_id)
             case "commit" | "settle", Committed():
                 cadence.committed(arguments[-1].run_id)
-                if arguments[-1].transition.status.is_finished:
-                    self._ended(cadence, arguments[-1].run_id)
+                done = arguments[-1]
+                if done.transition.status.is_finished and done.run_id in self._freed_by:
+                    cadence.ended(self._freed_by[done.run_id])
             case "take_tokens", TokenGrant():
                 cadence.took_tokens(arguments[0], arguments[1], answer)
             case "admit", Admitted():
                 cadence.store_answered()
-                if arguments[0].run.status.is_finished:
-                    self._ended(cadence, arguments[0].run.id)
+                if arguments[0].run.status.is_finished and arguments[0].run.holds_slot:
+                    cadence.ended(arguments[0].run.tenant)
             case "admit" | "admit_many" | "check_starts", _:
                 cadence.store_answered()
             case "list_documents", _ if arguments[0] == "limit":
@@ -304,12 +306,6 @@ class Ledger:
                 cadence.limits_came((arguments, answer))
             case _:
                 pass
-
-    def _ended(self, cadence: CadenceRecord, run_id: RunId) -> None:
-        """A replica has committed the end of a run: it frees a slot unless it never had one."""
-        file = self.store.real.state.runs.get(run_id)
-        if file is not None and file.run.holds_slot and _has_started(file.timeline):
-            cadence.ended(file.run.tenant)
 
     def _limits_arrived(self, name: str) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -681,6 +677,7 @@ class Ledger:
             self.queues.changed(before, after, self.history)
             if before.holds_slot and after.status.is_finished and before.status.uses_slot:
                 self.unfinished[before.tenant] -= 1
+                self._freed_by[commit.run_id] = before.tenant
             self.runs[commit.run_id] = after
             self.history.tell(f"store  {seen.who.name} {_told(commit)}")
             self._slots(before.tenant)
@@ -962,10 +959,6 @@ class Ledger:
             "slots equal unfinished runs",
             must.slots_are_unfinished_runs(tenant, counted, self.unfinished[tenant]),
         )
-
-
-def _has_started(timeline: Iterable[TimelineEntry]) -> bool:
-    return any(line.what == "run_started" for line in timeline)
 
 
 def _told(commit: Commit) -> str:
