@@ -13,13 +13,18 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from stanchion.adapters.system import ManualClock
 from stanchion.config import OPTIONS
+from stanchion.core.lease import FenceCause
 from stanchion.wire.worker import JobError
-from stanchion.worker import Job, Worker
+from stanchion.worker import Job, Worker, processes
 from stanchion.worker.events import JobAbandoned, WorkerEvent
+from stanchion.worker.processes import _ChildHold
 from stanchion.worker.worker import SECRET_VARIABLES
 from tests.worker.handlers import app as everything
 from tests.worker.ledger import Fault, Ledger, serving
@@ -343,3 +348,15 @@ async def test_no_handler_sees_keys_and_store_urls_in_its_environment(tmp_path: 
 def test_every_secret_option_of_a_server_is_hidden_from_handlers() -> None:
     options = {option.variable for option in OPTIONS if option.is_secret}
     assert options | {"STANCHION_API_KEY"} == set(SECRET_VARIABLES)
+
+
+def test_a_child_trusts_its_lease_until_the_deadline_and_not_at_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(processes, "BootClock", lambda: clock)
+    hold = _ChildHold(cast("Any", None), cast("Any", SimpleNamespace(value=5)))
+    clock.advance(4)
+    assert hold.lost is None
+    clock.advance(1)
+    assert hold.lost is FenceCause.DEADLINE

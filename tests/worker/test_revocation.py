@@ -62,6 +62,21 @@ async def test_a_cancelled_jobs_handler_is_stopped_within_a_second(
     assert stage.told(events.JobAbandoned) == []
 
 
+@on_stage
+async def test_a_held_call_that_is_full_is_not_ended_for_leases_that_do_not_fit(
+    stage: Stage,
+) -> None:
+    Stoppable(stage)
+    for number in range(1_001):
+        stage.ledger.put(f"run:{number}@1")
+    async with stage.working(concurrency=1_001):
+        await stage.ledger.until(lambda: len(stage.ledger.leases) == 1_001)
+        await asyncio.sleep(2)
+        before = len(stage.ledger.asked["held"])
+        await asyncio.sleep(10)
+        assert len(stage.ledger.asked["held"]) - before <= 1
+
+
 @pytest.mark.parametrize(
     ("reason", "cause"), [("timed_out", FenceCause.TIMED_OUT), ("expired", FenceCause.TAKEN)]
 )
