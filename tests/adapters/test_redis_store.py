@@ -51,6 +51,7 @@ from stanchion.core.model import (
     make_run_id,
     shard_of_tenant,
 )
+from stanchion.core.queue import QueueRequest
 from stanchion.core.steps.foreach import BEGUN_AT_ONCE_MAX
 from stanchion.core.transition import DispatchJob, StopRun
 from stanchion.core.workflow import DelaySpec
@@ -58,6 +59,8 @@ from stanchion.ports.errors import BackendCorrupt, BackendUnavailable
 from stanchion.ports.records import (
     Accepted,
     Admission,
+    AlikeStart,
+    AlikeStarts,
     Committed,
     JobLease,
     JobState,
@@ -241,6 +244,42 @@ async def test_items_that_wait_share_fields_unless_an_older_version_may_read_the
         [key] = client.keys(f"aged:*:items:{run_id}")
         assert {*client.hkeys(key)} == {f"{index}:each" for index in range(1_000)}
         await aged.close()
+
+
+async def test_timelines_of_a_batch_begin_in_their_runs_unless_an_older_version_may_read_them(
+    server: Server, store: RedisStore
+) -> None:
+    with server.client() as client:
+        client.set("elder:{common}:format", "2 with 64 shards")
+        elder = await RedisStore.open(server.url, namespace="elder")
+        for each, is_a_list in ((store, False), (elder, True)):
+            now = await each.now()
+            first, *others = [admission(now, queue=QueueRequest()) for _ in range(2)]
+            starts = AlikeStarts(first, [*map(AlikeStart.of, (first, *others))])
+            verdicts = await each.admit_many(starts, within_ms=WITHIN_MS)
+            assert {*map(type, verdicts)} == {Admitted}
+            run_id = starts[1].run.id
+            assert bool(client.keys(f"*:timeline:{run_id}")) is is_a_list
+            page = await each.timeline(run_id)
+            assert page.items == starts[1].transition.timeline
+        await elder.close()
+
+
+async def test_starts_of_a_batch_that_differ_are_judged_by_some_scripts(
+    store: RedisStore, server: Server
+) -> None:
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=None))
+    await start(store)
+    before = _commands(server, "evalsha")
+    now = await store.now()
+    wanted = [
+        admission(now, labels={"number": str(number)}) for number in range(store.admissions_max)
+    ]
+    prepared = store.prepare_admissions(wanted)
+    assert [len(part) for part in prepared.parts] == [50] * 5
+    verdicts = await store.admit_many(prepared, within_ms=WITHIN_MS)
+    assert [*verdicts] == [Admitted(each.run.id) for each in wanted]
+    assert _commands(server, "evalsha") - before == 5
 
 
 def test_blocks_of_items_have_no_gaps_and_are_written_once() -> None:
@@ -464,7 +503,7 @@ def test_a_request_has_the_keys_of_its_run_and_tenant_also_from_a_template(
     foreign = [usual[:-1], usual + "0", usual[:-1] + "ä", usual[:-4] + "\x01" * 4]
     client = RedisClient(read_url(server.url), timeout_s=1.0, entropy=SystemEntropy())
     requests = shards.Shards(
-        client, StoreKeys(_NAMESPACE), shards.Rounds(0), 1, 1, has_item_blocks=True
+        client, StoreKeys(_NAMESPACE), shards.Rounds(0), 1, 1, has_new_formats=True
     )
     script = shards.script_of(name)
     # The usual length twice: the second request is made from the template of the first.

@@ -64,8 +64,8 @@ _CHEAP = {
     "read_keys": "SCAN asked VIRTUAL TABLE INDEX 1:",
     "read_known_runs": "SCAN asked VIRTUAL TABLE INDEX 1:",
     "read_batch_facts": "SCAN asked VIRTUAL TABLE INDEX 1:, SEARCH runs, SEARCH jobs",
-    **{f"begin_batch-{number}": "SCAN staged" for number in range(1, 11)},
-    "begin_batch-9": "SCAN staged, USE TEMP B-TREE FOR GROUP BY",
+    **{f"begin_batch-{number}": "SCAN staged" for number in range(2, 12)},
+    "begin_batch-10": "SCAN staged, USE TEMP B-TREE FOR GROUP BY",
 }
 """The last row of a table or index, the rows of one page or one batch, the keys or runs that were
 asked for."""

@@ -28,17 +28,18 @@ from stanchion.core.admission import (
 )
 from stanchion.core.budget import BudgetLimit, BudgetWindow, OverBudget
 from stanchion.core.events import CancelRequested
-from stanchion.core.model import Instant, RunId, RunStatus, TenantId, WorkflowId
+from stanchion.core.model import Instant, RunId, RunStatus, Stamp, TenantId, WorkflowId
 from stanchion.core.queue import OnFull, QueueRequest
 from stanchion.core.run import decide_all
 from stanchion.core.schedule import TickMark
-from stanchion.core.transition import DispatchJob
+from stanchion.core.transition import DispatchJob, TimelineEntry
 from stanchion.ports.errors import BackendTimeout
 from stanchion.ports.records import (
     Accepted,
     Admission,
     CommitConflict,
     Committed,
+    Page,
     ResultRefused,
     RunFilter,
     Tenant,
@@ -56,6 +57,7 @@ from tests.contract.builders import (
     lease,
     lease_one,
     loaded,
+    nonce,
     nothing,
     result_of,
     start,
@@ -323,19 +325,26 @@ def _alike(
     now: Instant, tenant: TenantId, count: int, *, unkeyed: int | None = None
 ) -> list[Admission]:
     """Runs that differ in ids, keys and inputs only; the one at ``unkeyed`` has no key."""
-    return [
-        replace(
-            admission(
-                now,
-                BOUNDED,
-                tenant=tenant,
-                run_input={"say": f"hello {number}", "more": [number, None, {"a": '\u00fc"\n'}]},
-                key=None if number == unkeyed else f"k{number}",
-                queue=QueueRequest(),
-            ),
-            budget={"tokens": 3},
+    wanted = (
+        admission(
+            now,
+            BOUNDED,
+            tenant=tenant,
+            run_input={"say": f"hello {number}", "more": [number, None, {"a": '\u00fc"\n'}]},
+            key=None if number == unkeyed else f"k{number}",
+            queue=QueueRequest(),
         )
         for number in range(count)
+    )
+    stamp = Stamp(1, nonce())
+    return [
+        replace(
+            each,
+            run=replace(each.run, stamp=stamp),
+            before=each.before and replace(each.before, stamp=stamp),
+            budget={"tokens": 3},
+        )
+        for each in wanted
     ]
 
 
@@ -402,6 +411,29 @@ async def test_runs_that_begin_alike_leave_what_single_ones_leave(
         left.append(await _left_by(store, [each for each in wanted if each.key in runs]))
     assert told[0] == told[1]
     assert left[0] == left[1]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 100])
+async def test_the_timeline_of_a_run_that_began_with_others_has_pages(
+    store: Store, limit: int
+) -> None:
+    wanted = _alike(await store.now(), ACME, 2)
+    assert {*map(type, await _admit_many(store, *wanted))} == {Admitted}
+    run_id, cancel = wanted[0].run.id, CancelRequested(actor="operator", reason="enough")
+    found = await loaded(store, run_id)
+    transition = decide_all(BOUNDED, found.run, (cancel,), await store.now())
+    assert isinstance(await store.commit(commit_of(found, transition)), Committed)
+    expected = [*wanted[0].transition.timeline, *transition.timeline]
+    assert len(wanted[0].transition.timeline) > 2
+    entries, cursor, is_last = list[TimelineEntry](), None, False
+    while not is_last:
+        page = await store.timeline(run_id, cursor=cursor, limit=limit)
+        assert 0 < len(page.items) <= limit
+        entries += page.items
+        cursor, is_last = page.cursor, page.cursor is None
+    assert entries == expected
+    beyond = await store.timeline(RunId("391m7t2rvxjhv41vjx87yrg"), limit=limit)
+    assert beyond == Page(())
 
 
 async def test_runs_that_begin_alike_are_judged_one_by_one_after_others(store: Store) -> None:

@@ -484,6 +484,21 @@ def make_run_id(tenant: TenantId, at: Instant, chance: int) -> RunId:
     )
 
 
+def make_run_ids(tenant: TenantId, at: Instant, chances: Sequence[int]) -> list[RunId]:
+    """``make_run_id`` for several runs that are created at one time."""
+    if not chances:
+        return []
+    begin, pairs = make_run_id(tenant, at, 0)[:-_CHANCE_DIGITS], _PAIRS
+    return [
+        RunId(
+            f"{begin}{pairs[chance >> 50 & 1023]}{pairs[chance >> 40 & 1023]}"
+            f"{pairs[chance >> 30 & 1023]}{pairs[chance >> 20 & 1023]}"
+            f"{pairs[chance >> 10 & 1023]}{pairs[chance & 1023]}"
+        )
+        for chance in chances
+    ]
+
+
 @functools.lru_cache(maxsize=16_384)
 def _prefix(tenant: TenantId) -> str:
     return f"{shard_of_tenant(tenant):02x}"

@@ -296,7 +296,11 @@ def are_suspect(texts: Sequence[bytes], joined: bytes) -> bool:
     """Whether one of the texts is suspect; ``joined`` has all of them, separated by commas."""
     if _MANY_DIGITS in joined.translate(AS_ZEROS):
         return True
-    return any(text.count(b"{") + text.count(b"[") > JSON_DEPTH_MAX for text in texts)
+    # Each object and list has two brackets.
+    return any(
+        len(text) > 2 * JSON_DEPTH_MAX and text.count(b"{") + text.count(b"[") > JSON_DEPTH_MAX
+        for text in texts
+    )
 
 
 def fault_in(value: JsonValue, path: str) -> Fault | None:

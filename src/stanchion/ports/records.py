@@ -164,8 +164,6 @@ class AlikeStart(NamedTuple):
     """What is of one run alone, of those that begin alike."""
 
     run_id: RunId
-    nonce: str
-    """Of its stamp."""
     key: str | None
     fingerprint: str
     input: JsonObject
@@ -177,13 +175,12 @@ class AlikeStart(NamedTuple):
         """What is of this run alone."""
         run, effects = admission.run, admission.transition.effects
         works = tuple(each.job.input for each in effects if isinstance(each, DispatchJob))
-        return cls(run.id, run.stamp.nonce, admission.key, admission.fingerprint, run.input, works)
+        return cls(run.id, admission.key, admission.fingerprint, run.input, works)
 
     def like(self, first: Admission) -> Admission:
         """The admission of this run, from that of another one of them."""
         assert first.before is not None, "it may have to wait"
-        stamp = Stamp(first.run.stamp.version, self.nonce)
-        before = replace(first.before, id=self.run_id, input=self.input, stamp=stamp)
+        before = replace(first.before, id=self.run_id, input=self.input, stamp=first.run.stamp)
         transition = start_with(first.transition, before, self.works)
         return replace(
             first,
@@ -198,7 +195,8 @@ class AlikeStart(NamedTuple):
 class AlikeStarts(Sequence[Admission]):
     """Admissions that ``start_like`` makes from the first one. Each is made when it is read.
 
-    They differ in ids, keys, inputs and the inputs of jobs only. A store that writes them together
+    They differ in ids, keys, inputs and the inputs of jobs only: also the nonce, which tells the
+    histories of one run apart, is the same. A store that writes them together
     needs no objects for each.
     """
 

@@ -120,10 +120,11 @@ class Runs(Protocol):
     async def admit_many(
         self, admissions: Sequence[Admission], *, within_ms: int
     ) -> tuple[Verdict, ...]:
-        """Admit runs of one tenant, at most ``admissions_max``, in one transaction.
+        """Admit runs of one tenant, at most ``admissions_max``, in a few transactions at most.
 
         The verdicts are those of ``admit`` for one after the other: a run that is refused does not
-        affect the others. If the call fails, none of them is created, or all that were not refused.
+        affect the others. If the call fails, those that are not refused were created up to one of
+        them, perhaps none or all.
         """
 
     async def check_starts(

@@ -162,6 +162,7 @@ AgainRows: TypeAlias = Callable[
 _CHANGED_EACH_TIME: Final = "the workflow changed each time it was read"
 _FULL: Final = (judged.Full, judged.QueueFull)
 _BEGUN: Final = (judged.Admitted, judged.Queued)
+_ALL_ADMITTED: Final[set[type]] = {judged.Admitted}
 
 
 class Admitter:
@@ -259,7 +260,12 @@ class Admitter:
             if call.span is not None:
                 call.span.end()
             return
-        outcomes = [*map(_outcome, answers)]
+        outcomes = [
+            _ADMITTED
+            if type(each) is RunStarted and not each.replayed and each.status is RunStatus.RUNNING
+            else _outcome(each)
+            for each in answers
+        ]
         counts, told = Counter(outcomes), dict(zip(outcomes, answers, strict=True))
         exemplar = None
         if call.span is not None:
@@ -430,7 +436,9 @@ class Admitter:
         stale: Sequence[int] = range(len(rows))
         gate = None
         if not call.has_turn:
-            gate = await self._traced_gate(call, rows[0].admission.run)
+            alike = rows.starts if isinstance(rows, PreparedAlike) else None
+            first = alike.first if alike else rows[0].admission
+            gate = await self._traced_gate(call, first.run)
         async with gate or nullcontext(admission_lock.GateLockTaken()) as held:
             if not isinstance(held, admission_lock.GateLockTaken):
                 return [self._without_lock(held)] * len(rows)
@@ -441,17 +449,14 @@ class Admitter:
                         newest[place] = row
                     known = newest
                     asked = [row.admission for row in fresh]
-                said = [
-                    verdict
-                    for part in (_by_items(asked) if tried else [asked])
-                    for verdict in await self._ask_many(call, part)
-                ]
+                said: list[Verdict] = []
+                for part in _by_items(asked) if tried else [asked]:
+                    said += await self._ask_many(call, part)
                 verdicts |= zip(stale, said, strict=True)
                 stale = [
                     place
-                    for place in stale
-                    if isinstance(verdicts[place], judged.StaleDefinition)
-                    and known[place].refused is None
+                    for place, verdict in zip(stale, said, strict=True)
+                    if isinstance(verdict, judged.StaleDefinition) and known[place].refused is None
                 ]
                 if not stale:
                     break
@@ -461,7 +466,7 @@ class Admitter:
             # The store gets the next rows of the batch before these are told.
             for _ in range(_TURNS_TO_SEND):
                 await asyncio.sleep(0)
-        if isinstance(known, PreparedAlike) and kinds == {judged.Admitted}:
+        if isinstance(known, PreparedAlike) and kinds == _ALL_ADMITTED:
             self._tell_alike(known)
             status = known.starts.first.run.status
             return [RunStarted(row.run_id, status, replayed=False) for row in known.starts.rows]
@@ -477,8 +482,8 @@ class Admitter:
                 admissions, within_ms=self._store_ms(call)
             )
         self._store_answered()
-        is_full: bool | None = None
-        for place, verdict in enumerate(verdicts):
+        is_full = False if {*map(type, verdicts)} == _ALL_ADMITTED else None
+        for place, verdict in enumerate(() if is_full is False else verdicts):
             if isinstance(verdict, _BEGUN):
                 is_full = False
             elif isinstance(verdict, _FULL) and admissions[place].queue.on_full is None:
@@ -785,13 +790,16 @@ def _end_span(
     return span.exemplar
 
 
+_ADMITTED: Final = "admitted"
+
+
 def _outcome(answer: object) -> str | None:
     """The metric's label for an answer; ``None`` if the store was not asked to admit anything."""
     match answer:
         case RunStarted(replayed=True):
             return "replayed"
         case RunStarted(status=status):
-            return "queued" if status is RunStatus.QUEUED else "admitted"
+            return "queued" if status is RunStatus.QUEUED else _ADMITTED
         case GateFull(queue_max=queue_max):
             return "full" if queue_max is None else "queue_full"
         case GateOverBudget():

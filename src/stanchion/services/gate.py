@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -41,6 +42,7 @@ from stanchion.core.model import (
     Topic,
     WorkflowId,
     make_run_id,
+    make_run_ids,
 )
 from stanchion.core.plan import Plan
 from stanchion.core.queue import ANY_PLACE, QueueRequest
@@ -86,8 +88,10 @@ from stanchion.services.work import Decider
 
 _NO_VERSION: Final = -1
 """No workflow has this version: an admission with it can only be replayed, never admitted."""
-_NAME_BYTES: Final = 24
-"""Of the random bits for an id and a nonce."""
+_NONCE_BYTES: Final = 16
+_CHANCE_BYTES: Final = 8
+_CHANCE_BITS: Final = 2**60 - 1
+"""Of the random bits for an id, those that it has."""
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _ITEMS_AT_ONCE: Final = 1_000
 STEP_VALUES_MAX: Final = 250
@@ -102,7 +106,8 @@ _PAUSE: Final = 2.0
 every turn of the event loop on which a part of a step is prepared delays each of their requests."""
 _PAUSE_S_MAX: Final = 0.02
 _FIRST_STEP_PART: Final = 4
-"""The first step of a batch with several has this part of the rows that a step may have."""
+"""The first step of a batch with several has this part of the rows that a step may have, and the
+second one twice as many."""
 _STEPS_AHEAD: Final = 3
 """Steps of a batch that wait, prepared, for those before them."""
 _UNKNOWN: Final = WorkflowId("")
@@ -588,12 +593,12 @@ class Gate:
             return None
         made, works = decided
         model = self._row(call, linked, first, asked, pending, made).admission
-        names = self._new_names(call.tenant, pending.created_at, len(others))
+        run_ids, _ = self._new_names(call.tenant, pending.created_at, len(others))
         rows = [AlikeStart.of(model)]
-        for (run_id, stamp), row, (asked, _), work in zip(
-            names, given[1:], looked[1:], works, strict=True
+        for run_id, row, (asked, _), work in zip(
+            run_ids, given[1:], looked[1:], works, strict=True
         ):
-            rows.append(AlikeStart(run_id, stamp.nonce, row.key, asked, row.input, work))
+            rows.append(AlikeStart(run_id, row.key, asked, row.input, work))
         return PreparedAlike(AlikeStarts(model, rows), linked.plan)
 
     def _pending_rows(self, call: GateCall, linked: Linked, given: Sequence[_Given]) -> list[Run]:
@@ -602,10 +607,10 @@ class Gate:
             return []
         traced = _traceparent(call)
         model = self._pending(call.tenant, linked, {}, starter=given[0].actor, traceparent=traced)
-        names = self._new_names(call.tenant, model.created_at, len(given))
+        run_ids, stamp = self._new_names(call.tenant, model.created_at, len(given))
         return [
             replace(model, id=run_id, input=row.input, labels=row.labels, stamp=stamp)
-            for row, (run_id, stamp) in zip(given, names, strict=True)
+            for row, run_id in zip(given, run_ids, strict=True)
         ]
 
     def _refused(
@@ -893,17 +898,18 @@ class Gate:
         chance = int.from_bytes(hashlib.blake2b(token, digest_size=8).digest(), "big")
         return make_run_id(tenant, now, chance)
 
-    def _new_names(self, tenant: TenantId, now: Instant, count: int) -> list[tuple[RunId, Stamp]]:
-        """Ids and first stamps of new runs, all from one token: see ``_new_id``."""
+    def _new_names(self, tenant: TenantId, now: Instant, count: int) -> tuple[list[RunId], Stamp]:
+        """Ids of new runs, and their first stamp, all from one token: see ``_new_id``.
+
+        The nonce tells histories of one run apart, so runs may share it.
+        """
         token = self._context.entropy.token().encode()
-        bits = hashlib.shake_256(token).digest(_NAME_BYTES * count)
-        return [
-            (
-                make_run_id(tenant, now, int.from_bytes(bits[at : at + 8], "big")),
-                Stamp(1, bits[at + 8 : at + _NAME_BYTES].hex()),
-            )
-            for at in range(0, len(bits), _NAME_BYTES)
-        ]
+        bits = hashlib.shake_256(token).digest(_NONCE_BYTES + _CHANCE_BYTES * count)
+        # In order, the ids are written to the ends of a store's indexes.
+        chances = sorted(
+            chance & _CHANCE_BITS for chance in struct.unpack_from(f">{count}Q", bits, _NONCE_BYTES)
+        )
+        return make_run_ids(tenant, now, chances), Stamp(1, bits[:_NONCE_BYTES].hex())
 
 
 class _Turn:
@@ -1033,8 +1039,9 @@ def _in_steps(
     """The rows of a batch in parts of which each is small enough for one step of the store.
 
     A row with labels takes a store as long as two without, and one with several first steps as long
-    as several; each of these may have a copy of its input. Of many rows the first part is short:
-    the store begins with it while the others are prepared.
+    as several; each of these may have a copy of its input. Of many rows the first part is short,
+    and each has at most twice as many as the one before: the store is to have work while the next
+    one is prepared.
     """
     step: list[StartRow] = []
     size = values = copied_bytes = 0
@@ -1048,7 +1055,8 @@ def _in_steps(
         labelled = 2 if row.labels else 1
         if step and (is_full or size + labelled * jobs > most):
             yield step
-            step, size, values, copied_bytes, most = [], 0, 0, 0, rows_max
+            step, size, values, copied_bytes = [], 0, 0, 0
+            most = min(rows_max, 2 * most)
             jobs = first_steps() or _UNKNOWN_FIRST_STEPS
         step.append(row)
         size += labelled * jobs

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Final
 from weakref import ref
 
@@ -102,15 +103,19 @@ class RunCache:
     def put_alike(self, starts: AlikeStarts, plan: Plan) -> None:
         """Add new runs that begin alike. Each is made when it is needed."""
         first, plan_ref, now = starts.first, ref(plan), self._clock.moment()
+        run, known, encoded = first.run, self._runs.by_id, msgspec.json.encode
+        steps_bytes = 4 * _NODE_BYTES * len(run.steps)
+        added: dict[RunId, KnownRun] = {}
         for start in starts.rows:
-            text_bytes = len(msgspec.json.encode(start.input))
-            if text_bytes > _SHORT_INPUT_BYTES or start.run_id in self._runs.by_id:
+            text_bytes = len(encoded(start.input))
+            if text_bytes > _SHORT_INPUT_BYTES or start.run_id in known:
                 self.put(start.like(first).run, plan)
                 continue
             input_bytes = _BYTES_PER_CHAR * text_bytes
-            size_bytes = input_bytes + 4 * _NODE_BYTES * len(first.run.steps)
-            known = KnownRun(first.run, plan_ref, input_bytes, size_bytes, now, like=(first, start))
-            self._runs.add(start.run_id, known, size_bytes_max=RUNS_KEPT_BYTES_MAX)
+            added[start.run_id] = KnownRun(
+                run, plan_ref, input_bytes, input_bytes + steps_bytes, now, like=(first, start)
+            )
+        self._runs.add_all(added, size_bytes_max=RUNS_KEPT_BYTES_MAX)
 
     def forget(self, run_id: RunId) -> KnownRun | None:
         """Remove a run; returns what was known of it."""
@@ -132,6 +137,14 @@ class _LeastRecent:
     def add(self, run_id: RunId, known: KnownRun, *, size_bytes_max: int) -> None:
         self.by_id[run_id] = known
         self._size_bytes += known.size_bytes
+        self._make_room(size_bytes_max)
+
+    def add_all(self, added: Mapping[RunId, KnownRun], *, size_bytes_max: int) -> None:
+        self.by_id.update(added)
+        self._size_bytes += sum([known.size_bytes for known in added.values()])
+        self._make_room(size_bytes_max)
+
+    def _make_room(self, size_bytes_max: int) -> None:
         while len(self.by_id) > RUNS_KEPT or self._size_bytes > size_bytes_max:
             _, oldest = self.by_id.popitem(last=False)
             self._size_bytes -= oldest.size_bytes

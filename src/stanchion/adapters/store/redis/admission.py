@@ -41,7 +41,7 @@ from stanchion.core.model import (
     shard_of_tenant,
 )
 from stanchion.core.queue import QUEUE_TIMER
-from stanchion.core.transition import SetTimer
+from stanchion.core.transition import DispatchJob, SetTimer
 from stanchion.ports.errors import BackendCorrupt, BackendError
 from stanchion.ports.records import (
     Admission,
@@ -53,10 +53,16 @@ from stanchion.ports.records import (
 _KEYS_OF_RUN: Final = ("run", "items", "out", "jobs", "inbox", "timeline")
 """The keys of a run that ``admit.lua`` takes, in its order."""
 _KEYS_OF_ALIKE: Final = ("run", "out", "timeline")
-"""Those that ``admit_alike.lua`` takes."""
+"""Those that ``admit_alike.lua`` takes: the last one only if timelines are lists from the first
+entry on."""
 _ALIKE_ROWS: Final = 50
 """Runs that ``admit_alike.lua`` admits at once. Valkey takes 55 µs for each of 50, 64 for each of
 200: it keeps all words of a script until its end."""
+_APART_JOBS: Final = 100
+"""First jobs of runs that ``admit.lua`` judges one by one: it holds the server for some 10 ms. Those
+of a run with labels count twice."""
+_ALIKE_JOBS: Final = 100
+"""First jobs of the runs that ``admit_alike.lua`` admits at once."""
 _TOGETHER_MAX: Final = 32
 """Single admissions of a tenant that one script judges: it holds the server for about 1 ms."""
 _EFFECTS_TOGETHER_MAX: Final = 8
@@ -89,9 +95,31 @@ class ReadyAdmissions(Sequence[Admission]):
             return [row.run_id for row in self.admissions.rows]
         return [each.run.id for each in self.admissions]
 
+    def divided(self) -> list[Sequence[Admission]]:
+        """Parts of which each may be judged by one script; empty if all may."""
+        parts: list[Sequence[Admission]] = []
+        first = size = 0
+        for place, each in enumerate(self):
+            width = _jobs_of(each) * (2 if each.run.labels else 1)
+            if size + width > _APART_JOBS and place > first:
+                parts.append(self[first:place])
+                first, size = place, 0
+            size += width
+        return [*parts, self[first:]] if parts else []
+
     alike: Sequence[Callable[[Instant], RedisRequest]] = ()
     """Requests for parts of them, in order, each by its time limit; empty if they differ."""
+    at_once: int = _ALIKE_ROWS
+    """How many each of these requests is about, but the last one."""
     apart: encode.EncodedAdmissions | None = None
+    parts: Sequence[ReadyAdmissions] = ()
+    """Those of them that one script may judge one by one, if they are too many for that."""
+
+
+def _jobs_of(admission: Admission) -> int:
+    """The first jobs of a run, at least one."""
+    effects = admission.transition.effects
+    return max(1, sum(isinstance(each, DispatchJob) for each in effects))
 
 
 class _WaitingAdmission(NamedTuple):
@@ -106,7 +134,7 @@ class _WaitingAdmission(NamedTuple):
 class RedisAdmissions(Sharded):
     """See ``ports.store.Runs``: the methods that admit runs."""
 
-    admissions_max = 100
+    admissions_max = 250
 
     def __init__(self, shards: Shards) -> None:
         super().__init__(shards)
@@ -186,7 +214,7 @@ class RedisAdmissions(Sharded):
             items,
             key_ttl_ms=shards.key_ttl_ms,
             audit_ttl_ms=shards.audit_ttl_ms,
-            in_blocks=shards.has_item_blocks,
+            in_blocks=shards.has_new_formats,
         )
 
         def make(not_after: Instant) -> RedisRequest:
@@ -204,7 +232,8 @@ class RedisAdmissions(Sharded):
             prepared.alike = self._alike(prepared)
         if admissions and not prepared.alike:
             admissions = prepared.admissions = tuple(admissions)
-            if not any(len(each.run.items) > CHUNK for each in admissions):
+            prepared.parts = [*map(self.prepare_admissions, prepared.divided())]
+            if not prepared.parts and not any(len(each.run.items) > CHUNK for each in admissions):
                 prepared.apart = self._encoded(admissions, {})
         return prepared
 
@@ -216,15 +245,18 @@ class RedisAdmissions(Sharded):
         tenant, runs = starts.first.run.tenant, prepared.run_ids
         shard = shard_of_tenant(tenant)
         keys, requests = self._shards.keys, list[Callable[[Instant], RedisRequest]]()
+        is_opened = self._shards.has_new_formats
+        names = _KEYS_OF_ALIKE[:-1] if is_opened else _KEYS_OF_ALIKE
         kinds = encode.encode_kinds(starts.first)
         if kinds is None:
             return []
-        for first in range(0, len(starts), _ALIKE_ROWS):
-            part = starts[first : first + _ALIKE_ROWS]
-            words = encode.encode_alike(part, kinds, follows=first > 0)
+        prepared.at_once = at_once = max(1, min(_ALIKE_ROWS, _ALIKE_JOBS // len(kinds)))
+        for first in range(0, len(starts), at_once):
+            part = starts[first : first + at_once]
+            words = encode.encode_alike(part, kinds, follows=first > 0, is_opened=is_opened)
             if words is None:
                 return []
-            more = keys.of_runs(_KEYS_OF_ALIKE, shard, runs[first : first + _ALIKE_ROWS])
+            more = keys.of_runs(names, shard, runs[first : first + at_once])
             if first > 0:
                 more.append(keys.of_run(runs[first - 1], "run"))
             requests.append(
@@ -242,7 +274,7 @@ class RedisAdmissions(Sharded):
             items,
             key_ttl_ms=self._shards.key_ttl_ms,
             audit_ttl_ms=self._shards.audit_ttl_ms,
-            in_blocks=self._shards.has_item_blocks,
+            in_blocks=self._shards.has_new_formats,
         )
 
     async def admit_many(
@@ -273,7 +305,7 @@ class RedisAdmissions(Sharded):
         slot = self._shards.keys.slots[shard]
         replies = await ask_all_in_time(self._shards.client, slot, within_ms, admissions.alike)
         parts = next((n for n, each in enumerate(replies) if each != [b"admitted"]), len(replies))
-        count = min(parts * _ALIKE_ROWS, len(admissions))
+        count = min(parts * admissions.at_once, len(admissions))
         for run_id in admissions.run_ids[:count]:
             self._shards.remember(run_id, tenant)
         if count:
@@ -283,6 +315,14 @@ class RedisAdmissions(Sharded):
     async def _admit_apart(
         self, admissions: ReadyAdmissions, within_ms: int
     ) -> tuple[Verdict, ...]:
+        begun_s = time.perf_counter()
+        parts = admissions.parts or [*map(ReadyAdmissions, admissions.divided())]
+        if parts:
+            verdicts = list[Verdict]()
+            for part in parts:
+                left_ms = within_ms - round((time.perf_counter() - begun_s) * 1000)
+                verdicts += await self._admit_apart(part, left_ms)
+            return tuple(verdicts)
         first, *others = admissions.run_ids
         tenant = admissions[0].run.tenant
         shard = shard_of_tenant(tenant)
@@ -290,7 +330,6 @@ class RedisAdmissions(Sharded):
         more = self._shards.keys.of_runs(_KEYS_OF_RUN, shard, others)
         encoded = admissions.apart
         if encoded is None:
-            begun_s = time.perf_counter()
             items = {
                 each.run.id: await self._encoded_in_pieces(each.run.items)
                 for each in admissions
@@ -327,7 +366,7 @@ class RedisAdmissions(Sharded):
     async def _encoded_in_pieces(self, items: Mapping[ItemKey, Item]) -> list[str]:
         """Encode many items. The event loop is left to others after each thousand."""
         words: list[str] = []
-        if self._shards.has_item_blocks:
+        if self._shards.has_new_formats:
             for number, piece in enumerate(encode.encode_blocks(items)):
                 words += piece
                 if number % (CHUNK // encode.BLOCK_ITEMS) == 0:

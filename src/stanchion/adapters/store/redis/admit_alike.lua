@@ -3,7 +3,8 @@
 -- KEYS   active unfinished known keys aging configs listed seen seen_names
 -- KEYS   runs feed versions shared_versions queued budgets reservations
 -- KEYS   more*
---          of each run: run out timeline; of the last one before them: run, if it follows
+--          of each run: run out, timeline if it is a list; of the last one before them: run, if
+--          it follows
 -- ARGV   1  the time after which nothing is admitted, in this server's milliseconds
 --        2  what they have in common, a MessagePack map: what part terms takes, and
 --             count, is_keyed           how many runs, whether each has a key
@@ -14,26 +15,28 @@
 --             fields                    of the hash of a run, each a name and a value
 --             listed, kept              its names in ``listed``, and the last one as the run keeps
 --                                       it, each up to the run's place
---             stamp                     up to the nonce
+--             stamp
+--             id_chars                  the length of an id
 --             record                    two texts around the fingerprint of a key's record
 --             jobs                      of each job of a run: what follows the run in its id, step,
 --                                       topic, queue, its record up to its number and behind it;
 --                                       two texts around the run in the step, and four around the
 --                                       run, the run and the input in the job
 --             timers                    of each timer of a run: its name, due, what is stored
---             timeline, lines           the timeline of a run, and the same as one JSON text
+--             timeline                  the timeline of a run, or false if ``fields`` have it
+--             lines                     the same as one JSON text
 --             created_at                of all runs, as text
---        Then of each run its id, input and nonce, its key and the fingerprint if it has one, and
---        of each of its jobs the input. What can be made of these is made here: a word that is sent
+--        Then of each run its input, its key and the fingerprint if it has one, and of each of its
+--        jobs the input. What can be made of these is made here: a word that is sent
 --        costs more than one that is joined from others.
 -- ANSWER {'admitted'}, or {'apart'} if each must be judged by itself: then nothing was written
 -- USES   time text budgets ready timers terms
 local ask = cmsgpack.unpack(ARGV[2])
 local count, tenant, whose = ask.count, ask.tenant, ask.whose
-local OF_RUN = 3 -- keys of a run
+local OF_RUN = ask.timeline and 3 or 2 -- keys of a run
 local named = #KEYS - OF_RUN * count - (ask.follows and 1 or 0)
 local first = 3 -- where the words of the runs begin
-local words = ask.is_keyed and 5 or 3 -- of a run, before those of its jobs
+local words = ask.is_keyed and 3 or 1 -- of a run, before those of its jobs
 local width = words + #ask.jobs
 
 local function are_admitted()
@@ -60,7 +63,7 @@ local function are_admitted()
   end
   local names, runs = {}, {}
   for i = 1, count do
-    names[i] = ask.is_keyed and whose .. ARGV[first + width * (i - 1) + 3] or nil
+    names[i] = ask.is_keyed and whose .. ARGV[first + width * (i - 1) + 1] or nil
     runs[i] = KEYS[named + OF_RUN * (i - 1) + 1]
   end
   if ask.is_keyed then
@@ -78,7 +81,7 @@ if not are_admitted() then
 end
 
 -- The tables of words are made once: what differs is put into its place, run by run.
-local of_run = {'base', '', 'whose', '', 'listed', '', 'stamp', '', unpack(ask.fields)}
+local of_run = {'base', '', 'whose', '', 'listed', '', 'stamp', ask.stamp, unpack(ask.fields)}
 local own = #of_run
 if ask.is_keyed then
   of_run[own + 1], own = 'key', own + 2
@@ -95,15 +98,15 @@ local ready, open, keys, listed, runs, unfinished, timers = {}, {}, {}, {}, {}, 
 for i = 1, count do
   local run, of_out, timeline = unpack(KEYS, named + OF_RUN * (i - 1) + 1, named + OF_RUN * i)
   local at = first + width * (i - 1)
-  local id = ARGV[at]
+  local id = string.sub(run, -ask.id_chars)
   local place = ask.created_at .. id
-  of_run[2] = '{"id":"' .. id .. ask.base[1] .. ARGV[at + 1] .. ask.base[2]
-  of_run[4], of_run[6], of_run[8] = place .. tenant, ask.kept .. place, ask.stamp .. ARGV[at + 2]
+  of_run[2] = '{"id":"' .. id .. ask.base[1] .. ARGV[at] .. ask.base[2]
+  of_run[4], of_run[6] = place .. tenant, ask.kept .. place
   if ask.is_keyed then
-    local name = whose .. ARGV[at + 3]
+    local name = whose .. ARGV[at + 1]
     of_run[own] = name
     keys[2 * i - 1] = name
-    keys[2 * i] = ask.record[1] .. ARGV[at + 4] .. ask.record[2] .. id
+    keys[2 * i] = ask.record[1] .. ARGV[at + 2] .. ask.record[2] .. id
   end
   for j, job in ipairs(ask.jobs) do
     local name, step, work = id .. job[1], job[7], job[8]
@@ -133,7 +136,9 @@ for i = 1, count do
   unfinished[2 * i] = whose .. id
   redis.call('HSET', run, unpack(of_run))
   redis.call('HSET', of_out, unpack(out))
-  redis.call('RPUSH', timeline, unpack(ask.timeline))
+  if ask.timeline then
+    redis.call('RPUSH', timeline, unpack(ask.timeline))
+  end
   redis.call('XADD', key.feed, '*', 'run', id, 'lines', ask.lines)
 end
 redis.call('XTRIM', key.feed, 'MAXLEN', '~', 10000)

@@ -224,6 +224,12 @@ read_lines = checked(_lines_decoder.decode)
 """Decode the timeline entries of one feed entry."""
 
 
+@checked
+def read_opening(text: bytes) -> tuple[TimelineEntry, ...]:
+    """Decode the timeline entries in the hash of a run. Their number comes first."""
+    return _lines_decoder.decode(text.partition(b" ")[2])
+
+
 # ── Jobs and dead letters ────────────────────────────────────────────────────────────────────────
 
 

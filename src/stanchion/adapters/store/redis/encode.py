@@ -170,29 +170,37 @@ class EncodedAdmissions(NamedTuple):
 
 
 def encode_alike(
-    starts: AlikeStarts, kinds: Sequence[tuple[object, ...]], *, follows: bool = False
+    starts: AlikeStarts,
+    kinds: Sequence[tuple[object, ...]],
+    *,
+    follows: bool = False,
+    is_opened: bool = False,
 ) -> list[str | bytes] | None:
     """The arguments of ``admit_alike.lua`` for admissions of one tenant, without the time limit.
 
     ``kinds`` are their jobs, from ``encode_kinds``; ``None`` if only some have a key.
-    ``follows``: only if the last run of those before them was admitted.
+    ``follows``: only if the last run of those before them was admitted. ``is_opened``: whether the
+    timeline begins in the hash of its run, see ``timeline.lua``.
     """
     first = starts.first
     is_keyed, size = first.key is not None, len(first.fingerprint)
     rows: list[str | bytes] = []
-    for run_id, nonce, key, fingerprint, given, works in starts.rows:
+    for _, key, fingerprint, given, works in starts.rows:
         if (key is not None) is not is_keyed or len(fingerprint) != size:
             return None
-        rows += (run_id, _encode(given), nonce)
+        rows.append(_encode(given))
         if key is not None:
             rows += (key, fingerprint)
         for work in works:
             rows.append(_encode(work))
-    common = _common_of_alike(first, kinds) | {"count": len(starts), "follows": follows}
+    common = _common_of_alike(first, kinds, is_opened=is_opened)
+    common |= {"count": len(starts), "follows": follows}
     return [_pack(common), *rows]
 
 
-def _common_of_alike(first: Admission, kinds: Sequence[tuple[object, ...]]) -> _Ask:
+def _common_of_alike(
+    first: Admission, kinds: Sequence[tuple[object, ...]], *, is_opened: bool
+) -> _Ask:
     """What runs that begin alike have in common: see ``admit_alike.lua``."""
     run, whose = first.run, sized(first.run.tenant)
     created = f"{run.created_at:016d}"
@@ -205,15 +213,18 @@ def _common_of_alike(first: Admission, kinds: Sequence[tuple[object, ...]]) -> _
     # Of all constant members of a run only its id and its input are its own.
     empty = _base(replace(run, input={})).removeprefix('{"id":"' + run.id)
     begins, _, ends = empty.partition('"input":{}')
+    entries, lines = first.transition.timeline, to_json(first.transition.timeline)
+    opening = ["opening", f"{len(entries)} {lines}"] if is_opened else []
     common = _terms_of(run.tenant, StartTerms(first.definitions, first.budget))
     return common | {
         "is_keyed": first.key is not None,
         "whose": whose,
         "base": (begins + '"input":', ends),
-        "fields": ["about", about(run), *_changing(run)],
+        "fields": ["about", about(run), *_changing(run), *opening],
         "listed": ranges,
         "kept": _raw(_pack((ranges[2] + place,)).removesuffix(place.encode())),
-        "stamp": f"{run.stamp.version} {run.fence} ",
+        "id_chars": len(run.id),
+        "stamp": f"{run.stamp.version} {run.fence} {run.stamp.nonce}",
         "record": (
             _raw(b"\x93" + _pack("0") + _head(first.fingerprint)),
             _raw(_head(run.id)),
@@ -228,8 +239,8 @@ def _common_of_alike(first: Admission, kinds: Sequence[tuple[object, ...]]) -> _
             for each in first.transition.effects
             if isinstance(each, SetTimer)
         ],
-        "timeline": [to_json(entry) for entry in first.transition.timeline],
-        "lines": to_json(first.transition.timeline),
+        "timeline": False if is_opened else [to_json(entry) for entry in entries],
+        "lines": lines,
         "created_at": created,
         "waiting": first.before is not None,
         "queue": ("", "", first.queue.on_full or False),

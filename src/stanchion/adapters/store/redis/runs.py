@@ -92,7 +92,7 @@ class RedisRuns(Sharded):
             commit,
             tenant,
             key_ttl_ms=self._shards.key_ttl_ms,
-            in_blocks=self._shards.has_item_blocks,
+            in_blocks=self._shards.has_new_formats,
         )
 
     async def load(self, run_id: RunId) -> Loaded | None:
@@ -230,12 +230,13 @@ class RedisRuns(Sharded):
         shard = shard_of_run(run_id)
         if shard is None:
             return Page(())
-        timeline = self._shards.keys.of_run(run_id, "timeline")
         # One more than requested shows whether there is another page.
-        command = self._shards.command(shard, "LRANGE", timeline, start, start + limit)
-        found = await self._shards.ask(command)
-        entries = tuple(decode.read_timeline_entry(line) for line in found[:limit])
+        step = self._shards.step("timeline", shard, start, limit, run_id=run_id)
+        opening, lines = await self._shards.ask(step)
+        found = [] if opening is None else [*decode.read_opening(opening)[start:]]
+        found += map(decode.read_timeline_entry, lines)
         more = len(found) > limit
+        entries = tuple(found[:limit])
         return Page(entries, write_cursor("timeline", start + limit) if more else None)
 
     async def list_runs(

@@ -85,15 +85,17 @@ class Shards:
         key_ttl_ms: int,
         audit_ttl_ms: int,
         *,
-        has_item_blocks: bool,
+        has_new_formats: bool,
     ) -> None:
         self.client = client
         self.keys = keys
         self.rounds = rounds
         self.key_ttl_ms = key_ttl_ms
         self.audit_ttl_ms = audit_ttl_ms
-        self.has_item_blocks = has_item_blocks
-        """Whether items may be written in blocks: no older process reads this store."""
+        self.has_new_formats = has_new_formats
+        """Whether items may be written in blocks, and timelines begin in the hash of their run: no
+        older process reads this store.
+        """
         self._owners: dict[RunId, TenantId] = {}
         self._kept: dict[Hashable, list[RedisRequest]] = {}
         self._templates: dict[tuple[str, int, int, bool], bytes] = {}

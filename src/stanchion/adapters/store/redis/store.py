@@ -98,7 +98,7 @@ class RedisStore(
             rounds,
             key_ttl_ms,
             audit_ttl_ms,
-            has_item_blocks=found == _FORMATS[0],
+            has_new_formats=found == _FORMATS[0],
         )
         try:
             adopted = await adopt_runs(shards)

@@ -11,12 +11,13 @@ Rows that are not alike, or of which one is known, refused or queued, are admitt
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Final, NamedTuple, overload
 
 from msgspec.structs import replace
 
 from stanchion.adapters.outcomes import alike_starts
-from stanchion.adapters.store.sqlite.codec import Origin, encode, encode_some, encode_text
+from stanchion.adapters.store.sqlite.codec import Origin, encode, encode_text
 from stanchion.core.admission import Admitted, Verdict
 from stanchion.core.model import Job
 from stanchion.core.transition import DispatchJob, SetTimer
@@ -37,6 +38,8 @@ class AlikeRows(NamedTuple):
     """Their idempotency keys."""
     staged: list[tuple[object, ...]]
     """A row for each job, with the values of the statement ``stage_row``."""
+    kinds: str
+    """What the jobs of each run have in common, as JSON."""
     timers: str | None
     """What each run sets: step, key, time and timer, as JSON."""
     verdicts: tuple[Verdict, ...]
@@ -90,7 +93,8 @@ def _alike_rows(admissions: Sequence[Admission]) -> AlikeRows | None:
         len(rows),
         encode_text(runs),
         encode_text(keys),
-        _staged(first, rows, origin[len(_EMPTY_INPUT) :]),
+        _staged(rows, origin[len(_EMPTY_INPUT) :]),
+        encode_text([*map(_kind, _jobs(first), repeat(first))]),
         encode_text(timers) if timers else None,
         tuple(map(Admitted, runs)),
     )
@@ -100,38 +104,28 @@ def _jobs(admission: Admission) -> list[Job]:
     return [each.job for each in admission.transition.effects if isinstance(each, DispatchJob)]
 
 
-def _staged(first: Admission, rows: Sequence[AlikeStart], rest: bytes) -> list[tuple[object, ...]]:
+def _kind(job: Job, first: Admission) -> tuple[object, ...]:
+    return (
+        job.id.removeprefix(first.run.id),
+        job.topic,
+        job.step_id,
+        job.attempt,
+        job.dispatch,
+        job.max_deliveries,
+        job.attempt_timeout_ms,
+        None if job.trace is None else encode_text(job.trace),
+        encode_text(first.run.steps[job.step_id]),
+    )
+
+
+def _staged(rows: Sequence[AlikeStart], rest: bytes) -> list[tuple[object, ...]]:
     """A row for each job. That of the first job of a run has the columns of the run as well."""
-    kinds = [
-        (
-            job.id.removeprefix(first.run.id),
-            (
-                job.topic,
-                job.step_id,
-                job.attempt,
-                job.dispatch,
-                job.max_deliveries,
-                job.attempt_timeout_ms,
-                encode_some(job.trace),
-            ),
-            encode(first.run.steps[job.step_id]).split(first.run.id.encode()),
-        )
-        for job in _jobs(first)
-    ]
     staged: list[tuple[object, ...]] = []
-    for number, row in enumerate(rows):
-        whose: tuple[object, ...] = (
-            row.run_id,
-            row.key,
-            row.fingerprint,
-            row.nonce,
-            b'{"input":' + encode(row.input) + rest,
-        )
-        for (suffix, kind, state), work in zip(kinds, row.works, strict=True):
-            job_id, text = row.run_id + suffix, row.run_id.encode().join(state)
-            staged.append((len(staged), number, *whose, job_id, *kind, text, encode(work)))
-            whose = _OF_ANOTHER_JOB
+    for number, (run_id, key, fingerprint, given, works) in enumerate(rows):
+        first, *others = works
+        origin = b'{"input":' + encode(given) + rest
+        place = len(staged)
+        staged.append((place, number, 0, run_id, key, fingerprint, origin, encode(first)))
+        for kind, work in enumerate(others, 1):
+            staged.append((place + kind, number, kind, run_id, None, None, None, encode(work)))
     return staged
-
-
-_OF_ANOTHER_JOB: Final = (None,) * 5

@@ -93,21 +93,19 @@ INSERT INTO beginnings (
 -- name: stage_row
 -- Puts a job of a batch, with its run, into the table from which begin_batch writes it.
 INSERT INTO staged (
-    place, run, id, key, fingerprint, nonce, origin, job_id, topic, step_id, attempt, dispatch,
-    max_deliveries, attempt_timeout_ms, trace, state, input
+    place, run, kind, id, key, fingerprint, origin, input
 ) VALUES (
-    :place, :run, :id, :key, :fingerprint, :nonce, :origin, :job_id, :topic, :step_id, :attempt,
-    :dispatch, :max_deliveries, :attempt_timeout_ms, :trace, :state, :input
+    :place, :run, :kind, :id, :key, :fingerprint, :origin, :input
 )
 
 -- name: begin_batch
 -- Creates the runs that are staged, see together.sql.
 INSERT INTO batches (
-    run, count, tenant, workflow_id, workflow_version, created_at, status, version, fence, entries,
-    timers, job, ticket, position
+    run, count, first, tenant, workflow_id, workflow_version, created_at, status, version, nonce,
+    fence, entries, kinds, timers, job, ticket, position
 ) VALUES (
-    :run, :count, :tenant, :workflow_id, :workflow_version, :created_at, :status, :version, :fence,
-    :entries, :timers, :job, :ticket, :position
+    :run, :count, :first, :tenant, :workflow_id, :workflow_version, :created_at, :status, :version,
+    :nonce, :fence, :entries, :kinds, :timers, :job, :ticket, :position
 )
 
 -- name: begin_shared_run

@@ -40,34 +40,49 @@ CREATE TEMP TRIGGER begin_run INSTEAD OF INSERT ON beginnings BEGIN
 END;
 
 -- Runs of a tenant that begin alike: see batches.py. `staged` has a row for each job, in the order of
--- the runs; the first job of a run has the columns of the run. `run` and `job` are the numbers of the
--- first ones, `ticket` that of the first job, `position` that of the first run in the tenant's feed;
--- the others follow. `timers` is a JSON array of the timers of each run, or NULL.
+-- the runs; the first job of a run, of kind 0, has the columns of the run. `run` and `job` are the
+-- numbers of the first ones, `ticket` that of the first job, `position` that of the first run in the
+-- tenant's feed; the others follow. `first` is the id of the first run, in the place of which the
+-- others have their own. `kinds` is a JSON array of what the jobs of each run have in common,
+-- `timers` of the timers of each run, or NULL.
 CREATE TEMP TABLE staged (
-    place INTEGER PRIMARY KEY, run INTEGER, id, key, fingerprint, nonce, origin, job_id, topic, step_id,
-    attempt, dispatch, max_deliveries, attempt_timeout_ms, trace, state, input
+    place INTEGER PRIMARY KEY, run INTEGER, kind INTEGER, id, key, fingerprint, origin, input
+);
+
+CREATE TEMP TABLE staged_kinds (
+    kind INTEGER PRIMARY KEY, suffix, topic, step_id, attempt, dispatch, max_deliveries,
+    attempt_timeout_ms, trace, state
 );
 
 CREATE TEMP VIEW batches AS SELECT
-    NULL AS run, NULL AS count, NULL AS tenant, NULL AS workflow_id, NULL AS workflow_version,
-    NULL AS created_at, NULL AS status, NULL AS version, NULL AS fence, NULL AS entries,
-    NULL AS timers, NULL AS job, NULL AS ticket, NULL AS position;
+    NULL AS run, NULL AS count, NULL AS first, NULL AS tenant, NULL AS workflow_id,
+    NULL AS workflow_version, NULL AS created_at, NULL AS status, NULL AS version, NULL AS nonce,
+    NULL AS fence, NULL AS entries, NULL AS kinds, NULL AS timers, NULL AS job, NULL AS ticket,
+    NULL AS position;
 
 CREATE TEMP TRIGGER begin_batch INSTEAD OF INSERT ON batches BEGIN
+    INSERT INTO staged_kinds
+        SELECT
+            key, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5,
+            value ->> 6, CAST(value ->> 7 AS BLOB), value ->> 8
+        FROM json_each(NEW.kinds);
     INSERT INTO runs (
         run, id, tenant, workflow_id, workflow_version, created_at, holds_slot, key, status,
         version, nonce, fence
     ) SELECT
         NEW.run + run, id, NEW.tenant, NEW.workflow_id, NEW.workflow_version, NEW.created_at, 1,
-        key, NEW.status, NEW.version, nonce, NEW.fence
-        FROM staged WHERE id IS NOT NULL;
-    INSERT INTO origins (run, origin) SELECT NEW.run + run, origin FROM staged WHERE id IS NOT NULL;
-    INSERT INTO steps (run, step_id, state) SELECT NEW.run + run, step_id, state FROM staged;
+        key, NEW.status, NEW.version, NEW.nonce, NEW.fence
+        FROM staged WHERE kind = 0;
+    INSERT INTO origins (run, origin) SELECT NEW.run + run, origin FROM staged WHERE kind = 0;
+    INSERT INTO steps (run, step_id, state)
+        SELECT NEW.run + run, step_id, CAST(replace(state, NEW.first, id) AS BLOB)
+        FROM staged CROSS JOIN staged_kinds USING (kind);
     INSERT INTO history (tenant, position, run, entries)
         SELECT NEW.tenant, NEW.position + run, NEW.run + run, NEW.entries
-        FROM staged WHERE id IS NOT NULL;
+        FROM staged WHERE kind = 0;
     INSERT INTO keys (tenant, key, run, fingerprint)
-        SELECT NEW.tenant, key, NEW.run + run, fingerprint FROM staged WHERE key IS NOT NULL
+        SELECT NEW.tenant, key, NEW.run + run, fingerprint
+        FROM staged WHERE kind = 0 AND key IS NOT NULL
         ON CONFLICT (tenant, key)
         DO UPDATE SET run = excluded.run, fingerprint = excluded.fingerprint;
     INSERT INTO accounts (tenant, active, seen_at) VALUES (NEW.tenant, NEW.count, NEW.created_at)
@@ -77,25 +92,26 @@ CREATE TEMP TRIGGER begin_batch INSTEAD OF INSERT ON batches BEGIN
         job, id, run, tenant, topic, step_id, attempt, dispatch, max_deliveries,
         attempt_timeout_ms, trace, state, ticket
     ) SELECT
-        NEW.job + place, job_id, NEW.run + run, NEW.tenant, topic, step_id, attempt, dispatch,
+        NEW.job + place, id || suffix, NEW.run + run, NEW.tenant, topic, step_id, attempt, dispatch,
         max_deliveries, attempt_timeout_ms, trace, 'ready', NEW.ticket + place
-        FROM staged;
+        FROM staged CROSS JOIN staged_kinds USING (kind);
     INSERT INTO job_inputs (job, input) SELECT NEW.job + place, input FROM staged;
     INSERT INTO queues (topic, tenant, turn, served, ready)
         SELECT topic, NEW.tenant, NEW.ticket + min(place), NEW.ticket + min(place), count(*)
-        FROM staged GROUP BY topic
+        FROM staged CROSS JOIN staged_kinds USING (kind) GROUP BY topic
         ON CONFLICT (topic, tenant) DO UPDATE SET ready = ready + excluded.ready;
     INSERT INTO timers (run, tenant, step_id, key, due, timer)
         SELECT
             NEW.run + staged.run, NEW.tenant, value ->> 0, value ->> 1, value ->> 2,
             CAST(value ->> 3 AS BLOB)
         FROM staged CROSS JOIN json_each(NEW.timers)
-        WHERE NEW.timers IS NOT NULL AND staged.id IS NOT NULL;
+        WHERE NEW.timers IS NOT NULL AND staged.kind = 0;
     INSERT INTO timer_turns (tenant, due)
         SELECT NEW.tenant, value ->> 2 FROM json_each(NEW.timers) WHERE NEW.timers IS NOT NULL
         ON CONFLICT (tenant) DO UPDATE SET due = excluded.due
         WHERE excluded.due < timer_turns.due;
     DELETE FROM staged;
+    DELETE FROM staged_kinds;
 END;
 
 -- What lists show of a new run beside its row, and its labels. `texts` is a JSON array of the labels
