@@ -59,8 +59,8 @@ _ALIKE_ROWS: Final = 50
 """Runs that ``admit_alike.lua`` admits at once. Valkey takes 55 µs for each of 50, 64 for each of
 200: it keeps all words of a script until its end."""
 _APART_JOBS: Final = 100
-"""First jobs of runs that ``admit.lua`` judges one by one: it holds the server for some 10 ms. Those
-of a run with labels count twice."""
+"""First jobs of runs that ``admit.lua`` judges one by one: it holds the server for some 10 ms.
+Those of a run with labels count twice."""
 _ALIKE_JOBS: Final = 100
 """First jobs of the runs that ``admit_alike.lua`` admits at once."""
 _TOGETHER_MAX: Final = 32
