@@ -142,7 +142,7 @@ async def _rows(pace: Pace) -> list[Row]:
                     await plain.put_tenant(tenant, Tenant(max_concurrent_runs=None))
                 await builders.start(plain, tenant=TENANTS[0])  # Now the server knows the script.
             make_requests = Shards if name == "ours" else _Words
-            requests = make_requests(client, keys, Rounds(0), 1, 1, has_item_blocks=True)
+            requests = make_requests(client, keys, Rounds(0), 1, 1, has_new_formats=True)
             stores[name] = RedisStore(requests, ())
         found = []
         for callers in CALLERS:
