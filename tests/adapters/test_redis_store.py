@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from importlib import resources
 from typing import Any
 
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from stanchion.adapters.redis.address import read_url
 from stanchion.adapters.redis.client import RedisClient
-from stanchion.adapters.store.redis import RedisStore, shards
+from stanchion.adapters.store.redis import RedisStore, decode, shards
 from stanchion.adapters.store.redis.encode import (
     OF_RUN,
     OF_SHARD,
@@ -64,6 +65,7 @@ from stanchion.ports.records import (
     Committed,
     JobLease,
     JobState,
+    Loaded,
     RejectedCode,
     ResultRefused,
     RunFilter,
@@ -193,6 +195,28 @@ async def test_a_step_of_thousands_of_jobs_is_still_one_step(store: RedisStore, 
     view = await store.job(first[-1].job.id)
     assert view is not None
     assert view.state is JobState.FINISHED
+
+
+@pytest.mark.parametrize("size", [10, 50_000])
+async def test_a_large_run_is_decoded_beside_the_event_loop(
+    store: RedisStore, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = await start(store, FOR_EACH, run_input={"items": ["a"]})
+    (leased,) = await lease(store)
+    output: JsonValue = [{"n": number} for number in range(size)]
+    await store.accept([result_of(leased, output)])
+    await advance(store, FOR_EACH, run_id)
+    threads = set[threading.Thread]()
+    read = decode.read_loaded
+
+    def noted(fields: Sequence[bytes], entries: Sequence[bytes]) -> Loaded | None:
+        threads.add(threading.current_thread())
+        return read(fields, entries)
+
+    monkeypatch.setattr(decode, "read_loaded", noted)
+    run = (await loaded(store, run_id)).run
+    assert (run.status, run.output) == (RunStatus.SUCCEEDED, {"each": [output]})
+    assert (threads == {threading.main_thread()}) is (size == 10)
 
 
 async def test_an_admission_writes_every_item_once(server: Server, store: RedisStore) -> None:

@@ -13,12 +13,13 @@ import msgspec
 import pytest
 
 from stanchion.adapters.sqlite.database import Database
-from stanchion.adapters.store.sqlite import SqliteStore, codec
-from stanchion.adapters.store.sqlite.codec import decode_steps, decode_value
+from stanchion.adapters.store.sqlite import SqliteStore
+from stanchion.adapters.store.sqlite.codec import decode_steps
 from stanchion.adapters.store.sqlite.store import ROOM_MIN
 from stanchion.adapters.system import ManualClock
+from stanchion.core import json_value
 from stanchion.core.admission import Admitted, TooLate
-from stanchion.core.json_value import JsonValue
+from stanchion.core.json_value import JsonValue, decode_value
 from stanchion.core.model import Step, StepId, TenantId
 from stanchion.core.workflow import ForEachSpec
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable
@@ -276,7 +277,7 @@ def test_a_large_value_is_decoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
             lengths.append(len(text))
             return msgspec.json.decode(text)
 
-    monkeypatch.setattr(codec, "VALUE", Spy())
+    monkeypatch.setattr(json_value, "_VALUE", Spy())
     rows: JsonValue = [{"a": number, "b": "text"} for number in range(9_000)]
     values: list[JsonValue] = [
         7,

@@ -25,7 +25,7 @@ from stanchion.adapters.outcomes import (
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import BudgetStanding, BudgetTally, standing_of
 from stanchion.core.events import AttemptFailed, AttemptSucceeded, Event, TimerFired
-from stanchion.core.json_value import JsonValue
+from stanchion.core.json_value import JsonValue, decode_value
 from stanchion.core.model import (
     Failure,
     Instant,
@@ -127,7 +127,7 @@ def read_loaded(fields: Sequence[bytes], entries: Sequence[bytes]) -> Loaded | N
     run = replace(
         _run_decoder.decode(found[b"base"]),
         status=RunStatus(found[b"status"].decode()),
-        output=_json_decoder.decode(found.get(b"output", b"null")),
+        output=decode_value(found[b"output"]) if b"output" in found else None,
         error=end.error,
         finished_at=end.finished_at,
         steps={

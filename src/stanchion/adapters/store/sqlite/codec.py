@@ -12,7 +12,7 @@ import msgspec
 
 from stanchion.adapters.sqlite.database import Database, read_statements
 from stanchion.core.events import Event, Timer
-from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.json_value import LARGE_BYTES, JsonObject, JsonValue
 from stanchion.core.model import (
     Failure,
     Item,
@@ -127,7 +127,6 @@ ORIGIN: Final = msgspec.json.Decoder(Origin)
 _STEPS: Final = msgspec.json.Decoder(dict[StepId, Step], float_hook=float)
 _STEP: Final = msgspec.json.Decoder(Step, float_hook=float)
 _RAW_STEPS: Final = msgspec.json.Decoder(dict[StepId, msgspec.Raw])
-_LARGE_BYTES: Final = 256 * 1024
 
 
 def decode_steps(text: bytes) -> dict[StepId, Step]:
@@ -136,23 +135,11 @@ def decode_steps(text: bytes) -> dict[StepId, Step]:
     A decoder holds the GIL, for tens of milliseconds per many megabytes: between two steps the
     event loop can run.
     """
-    if len(text) < _LARGE_BYTES:
+    if len(text) < LARGE_BYTES:
         return _STEPS.decode(text)
     return {step_id: _STEP.decode(step) for step_id, step in _RAW_STEPS.decode(text).items()}
 
 
-def decode_value(text: bytes) -> JsonValue:
-    """A JSON value. The members of a large one are decoded one by one, for the same reason."""
-    if len(text) < _LARGE_BYTES:
-        return VALUE.decode(text)
-    if text.startswith(b"{"):
-        return {name: decode_value(bytes(raw)) for name, raw in _RAW_OBJECT.decode(text).items()}
-    if text.startswith(b"["):
-        return [decode_value(bytes(raw)) for raw in ITEM_STATES.decode(text)]
-    return VALUE.decode(text)
-
-
-_RAW_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 TENANT: Final = msgspec.json.Decoder(Tenant)
 TIMER: Final = msgspec.json.Decoder(Timer)
 VALUE: Final[msgspec.json.Decoder[JsonValue]] = msgspec.json.Decoder(float_hook=float)

@@ -30,7 +30,6 @@ from stanchion.adapters.store.sqlite.codec import (
     SQL,
     TIMER,
     decode_steps,
-    decode_value,
     encode,
     encode_some,
     encode_text,
@@ -53,6 +52,7 @@ from stanchion.core.commit import (
     judge_settle,
 )
 from stanchion.core.events import Timer
+from stanchion.core.json_value import decode_value
 from stanchion.core.model import (
     Instant,
     Item,
