@@ -249,7 +249,7 @@ _Row = TypeVar("_Row")
 
 TOGETHER_MAX: Final = 50
 """Calls that are sent together. More would not be cheaper: Redis takes so many in one script."""
-ENOUGH: Final = 25
+ENOUGH: Final = 8
 """With so many that wait, they do not wait for the end of those under way."""
 TOGETHER_MS: Final = 50
 """How far apart their time limits may be: the earliest one is that of all."""
