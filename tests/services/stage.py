@@ -16,10 +16,13 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final, TypeAlias
 
+from msgspec.structs import replace
+
 from stanchion.adapters.bus.local import BellListeners, LocalBus
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.lease import LeaseOverride, OnRenewalLost
 from stanchion.core.model import Failure, Run, RunId, StepId, TenantId, Topic, WorkflowId
 from stanchion.core.workflow import JobSpec, StepSpec, Workflow
 from stanchion.ports.errors import BackendError
@@ -52,6 +55,12 @@ Work: TypeAlias = Callable[[LeasedJob], JsonValue | Failure]
 
 def workflow(name: str, **steps: StepSpec) -> Workflow:
     return Workflow(id=WorkflowId(name), steps={StepId(each): steps[each] for each in steps})
+
+
+def under_lease(definition: Workflow) -> Workflow:
+    """The workflow with a policy by which results need the run's lease."""
+    policy = LeaseOverride(on_renewal_lost=OnRenewalLost.FENCE)
+    return replace(definition, lock_policy=policy)
 
 
 def job(topic: str, *needs: str) -> JobSpec:

@@ -9,10 +9,10 @@ from contextlib import suppress
 import pytest
 
 from stanchion.core.model import StepId, Topic
-from stanchion.core.workflow import ForEachSpec
+from stanchion.core.workflow import ForEachSpec, Workflow
 from stanchion.ports.records import LeasedJob
 from stanchion.sim import loop
-from tests.services.stage import Replica, World, job, virtual, workflow
+from tests.services.stage import Replica, World, job, under_lease, virtual, workflow
 
 FLOW = workflow(
     "flow",
@@ -35,7 +35,7 @@ class _Crash:
         replica.on_call(self)
 
     def __call__(self, verb: str, is_done: bool) -> None:
-        self._has_begun = self._has_begun or verb == "accept"
+        self._has_begun = self._has_begun or verb in {"accept", "settle"}
         if not self._has_begun or self.is_over or self.happened_at is not None:
             return
         if self._left == 0:
@@ -54,10 +54,10 @@ async def _report(world: World, replicas: list[Replica], jobs: tuple[LeasedJob, 
     raise AssertionError("nobody took them")
 
 
-async def _play(at: int) -> str | None:
+async def _play(at: int, flow: Workflow) -> str | None:
     world = World()
     one, two = world.add(shares_calls=False), world.add(shares_calls=False)
-    await world.define(FLOW)
+    await world.define(flow)
     run_id = await world.start(one, "flow", {"items": [1, 2]})
     crash = _Crash(one, at)
     jobs = await world.lease(one, "work", max_jobs=2)
@@ -81,16 +81,24 @@ async def _play(at: int) -> str | None:
     return crash.happened_at
 
 
-def test_a_run_is_finished_once_wherever_the_replica_that_took_its_results_dies() -> None:
+@pytest.mark.parametrize(
+    ("flow", "verbs"),
+    [
+        (FLOW, ["settle", "items_at"]),
+        (under_lease(FLOW), ["accept", "load", "acquire", "commit", "release", "items_at"]),
+    ],
+)
+def test_a_run_is_finished_once_wherever_the_replica_that_took_its_results_dies(
+    flow: Workflow, verbs: list[str]
+) -> None:
     seen: set[str] = set()
     for at in range(200):
-        happened_at = loop.run(_play(at))
+        happened_at = loop.run(_play(at, flow))
         if happened_at is None:
             break
         seen.add(happened_at)
     else:
         pytest.fail("there is no end to its calls")
-    verbs = ["accept", "load", "acquire", "commit", "release", "items_at"]
     assert {f"{when} {verb}" for when in ("before", "after") for verb in verbs} <= seen
 
 

@@ -14,7 +14,7 @@ from stanchion.ports.bus import Retry
 from stanchion.ports.errors import BackendError
 from stanchion.services.engine import Terms
 from tests.services.faulty_locks import Fault
-from tests.services.stage import Replica, World, job, virtual, workflow
+from tests.services.stage import Replica, World, job, under_lease, virtual, workflow
 
 OPEN = (Risk.LOW, Risk.STANDARD)
 CLOSED = (Risk.HIGH, Risk.CRITICAL)
@@ -42,7 +42,7 @@ async def test_without_locks_the_mild_classes_go_on_and_duplicates_are_bounded(
     world: World, risk: Risk, how: Fault
 ) -> None:
     one, two = world.add(), world.add()
-    await world.define(replace(FAN, risk=risk))
+    await world.define(under_lease(replace(FAN, risk=risk)))
     for replica in (one, two):
         replica.locks.always(how, "acquire", "renew", "release", "ping")
     run_id = await world.start(one, "fan", {"items": list(range(40))})
@@ -186,7 +186,7 @@ async def test_a_result_taken_just_before_the_store_went_away_is_applied_when_it
     world: World,
 ) -> None:
     one = world.add()
-    await world.define(ONE)
+    await world.define(under_lease(ONE))
     run_id = await world.start(one, "one")
     leased = await world.lease(one, "work")
     await world.report(one, *leased)
@@ -229,7 +229,7 @@ async def test_nothing_is_lost_while_the_store_is_away(
 @virtual
 async def test_one_replicas_bad_line_does_not_hold_up_the_others(world: World) -> None:
     one, two = world.add(shares_calls=False), world.add(shares_calls=False)
-    await world.define(ONE)
+    await world.define(under_lease(ONE))
     run_id = await world.start(one, "one")
     leased = await world.lease(one, "work")
     await world.report(one, *leased)
@@ -287,7 +287,7 @@ async def test_without_a_bus_runs_still_finish_and_afterwards_it_is_used_again(
 @virtual
 async def test_a_busy_run_is_tried_again_at_its_pace_without_a_bus(world: World) -> None:
     one = world.add()
-    await world.define(ONE)
+    await world.define(under_lease(ONE))
     run_id = await world.start(one, "one")
     await world.locks.acquire(f"run/{run_id}", "another's", ttl_ms=60_000, within_ms=10)
     one.bus.is_away = True

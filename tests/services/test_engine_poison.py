@@ -18,7 +18,7 @@ from stanchion.ports.records import Commit, DeadLetterKind, LeasedJob
 from stanchion.services.engine import Terms
 from stanchion.services.plans import link_here
 from tests.services.faulty_locks import Fault
-from tests.services.stage import GLOBEX, Replica, World, job, virtual, workflow
+from tests.services.stage import GLOBEX, Replica, World, job, under_lease, virtual, workflow
 
 BAD = workflow("bad", step=job("work"))
 GOOD = workflow("good", step=job("work"))
@@ -215,7 +215,7 @@ async def test_an_event_that_the_store_cannot_take_is_put_aside_and_no_other(wor
 @virtual
 async def test_a_bug_outside_of_any_event_is_retried_and_spends_nothing(world: World) -> None:
     one = world.add()
-    await world.define(GOOD)
+    await world.define(under_lease(GOOD))
     run_id = await world.start(one, "good")
     leased = await world.lease(one, "work")
     one.store.script("load", *[Fault.BUG] * 10)

@@ -13,7 +13,7 @@ from stanchion.ports.records import ExpiredJob, JobLease, LostReason
 from stanchion.services.engine import Terms
 from tests.contract.tampering import tamper_memory
 from tests.services.faulty_locks import Fault
-from tests.services.stage import ACME, World, job, virtual, workflow
+from tests.services.stage import ACME, World, job, under_lease, virtual, workflow
 
 ONE = workflow("one", step=job("work"))
 KEPT_MS = 60_000
@@ -67,7 +67,7 @@ async def test_a_wrong_count_of_slots_is_corrected_and_counted(world: World) -> 
 @virtual
 async def test_what_waits_is_shown(world: World) -> None:
     one = world.add()
-    await world.define(ONE)
+    await world.define(under_lease(ONE))
     run_id = await world.start(one, "one")
     await world.locks.acquire(f"run/{run_id}", "another's", ttl_ms=20_000, within_ms=10)
     await world.report(one, *await world.lease(one, "work"))

@@ -12,7 +12,7 @@ from stanchion.core.lease import LeaseOverride, OnLockError
 from stanchion.core.model import Risk
 from stanchion.core.settings import Settings
 from stanchion.ports.bus import Retry
-from tests.services.stage import Replica, World, job, virtual, workflow
+from tests.services.stage import Replica, World, job, under_lease, virtual, workflow
 
 ONE = workflow("one", step=job("work"))
 IN_FORCE_S = 2.0
@@ -58,7 +58,7 @@ async def test_a_class_that_is_closed_by_an_operator_waits_on_both_replicas(
 @virtual
 async def test_one_switch_makes_retries_of_a_busy_run_fixed_and_back(world: World) -> None:
     one, two = world.add(), world.add()
-    await world.define(ONE)
+    await world.define(under_lease(ONE))
     run_id = await world.start(one, "one")
     await world.locks.acquire(f"run/{run_id}", "another's", ttl_ms=90_000, within_ms=10)
     await world.report(one, *await world.lease(one, "work"))

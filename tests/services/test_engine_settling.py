@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from stanchion.adapters.system import ManualClock
 from stanchion.core.audit import AuditEntry
 from stanchion.core.events import CancelRequested
+from stanchion.core.lease import LeaseOverride, OnLockError
 from stanchion.core.model import (
     Instant,
     ItemCounts,
@@ -39,12 +40,13 @@ from stanchion.ports.records import (
     Result,
     ResultRefused,
 )
-from stanchion.services import advance, run_cache
+from stanchion.services import run_cache
 from stanchion.services.log import LOGGER
+from stanchion.services.replicas import REPORT_S
 from stanchion.services.run_cache import RunCache
 from tests.contract.builders import ONE_JOB, admission
 from tests.services.faulty_locks import Fault
-from tests.services.stage import ACME, GLOBEX, Replica, World, job, virtual, workflow
+from tests.services.stage import ACME, GLOBEX, Replica, World, job, under_lease, virtual, workflow
 
 STEPS = workflow("steps", one=job("work"), two=job("work", "one"), three=job("work", "two"))
 SIDE_BY_SIDE = workflow("sides", one=job("work"), left=job("work", "one"), right=job("work", "one"))
@@ -92,7 +94,7 @@ async def test_a_three_step_run_takes_three_settles_and_nothing_else(world: Worl
 @virtual
 async def test_while_the_lock_store_must_be_asked_a_result_is_accepted_first(world: World) -> None:
     one = world.add()
-    run_id = await _leased(world, one)
+    run_id = await _leased(world, one, under_lease(STEPS))
     one.locks.always(Fault.SLOW, "acquire")
     (leased,) = await world.lease(one, "work")
     await world.report(one, leased)
@@ -105,7 +107,7 @@ async def test_while_the_lock_store_must_be_asked_a_result_is_accepted_first(wor
 @virtual
 async def test_a_class_that_goes_on_without_the_lock_store_settles(world: World) -> None:
     one = world.add()
-    run_id = await _leased(world, one)
+    run_id = await _leased(world, one, under_lease(STEPS))
     one.locks_away()
     for number in range(3):
         (leased,) = await world.lease(one, "work")
@@ -132,7 +134,7 @@ async def test_a_class_that_fails_closed_accepts_and_waits(world: World) -> None
 @virtual
 async def test_a_run_that_is_held_by_hand_takes_the_result_and_stays(world: World) -> None:
     one = world.add(locks_are_local=True)
-    run_id = await _leased(world, one)
+    run_id = await _leased(world, one, under_lease(STEPS))
     (leased,) = await world.lease(one, "work")
     held = await world.locks.acquire(f"run/{run_id}", "hand", ttl_ms=5_000, within_ms=1_000)
     assert isinstance(held, Granted)
@@ -143,7 +145,7 @@ async def test_a_run_that_is_held_by_hand_takes_the_result_and_stays(world: Worl
     assert (await world.lease(one, "work"))[0].job.step_id == "two"
 
 
-# ── Kept leases ──────────────────────────────────────────────────────────────────────────────────
+# ── Without the lease ────────────────────────────────────────────────────────────────────────────
 
 
 async def _first_step(world: World, replica: Replica, definition: Workflow = STEPS) -> RunId:
@@ -157,43 +159,75 @@ async def _first_step(world: World, replica: Replica, definition: Workflow = STE
 
 
 @virtual
-async def test_a_kept_lease_is_free_for_others_and_spares_asking_for_it(world: World) -> None:
+async def test_a_mild_class_settles_without_the_lease(world: World) -> None:
     one = world.add()
-    run_id = await _first_step(world, one)
-    assert await world.locks.list() == []
-    locked = one.locks.calls["acquire"]
-    for _ in range(2):
+    run_id = await _leased(world, one)
+    for _ in range(3):
         (leased,) = await world.lease(one, "work")
-        await world.report(one, leased)
+        assert await world.report(one, leased) == (Accepted(leased.job.id, run_id),)
     assert (await world.run(run_id)).status == "succeeded"
-    assert one.locks.calls["acquire"] == locked == 1
-    assert _steps(one) == {"accept": 1, "load": 1, "commit": 1, "settle": 2}
+    assert _steps(one) == {"settle": 3}
+    assert one.locks.calls["acquire"] == 0
 
 
 @virtual
-async def test_a_lease_is_kept_from_the_last_result_that_was_settled_with_it(world: World) -> None:
-    one = world.add()
-    run_id = await _first_step(world, one)
-    for _ in range(2):
-        (leased,) = await world.lease(one, "work")
-        await asyncio.sleep(0.7 * advance.LEASE_KEPT_MS / 1000)
-        await world.report(one, leased)
+async def test_a_result_on_another_replica_takes_a_read_and_a_settle(world: World) -> None:
+    one, two = world.add(), world.add()
+    run_id = await _leased(world, one)
+    for replica in (two, one, two):
+        (leased,) = await world.lease(replica, "work")
+        assert await world.report(replica, leased) == (Accepted(leased.job.id, run_id),)
+    assert (await world.run(run_id)).status == "succeeded"
+    # The job of the next step tells each of them that what it remembers is out of date.
+    assert (_steps(one), _steps(two)) == ({"load": 1, "settle": 1}, {"load": 2, "settle": 2})
+    assert one.locks.calls["acquire"] == two.locks.calls["acquire"] == 0
+    assert all(map(_is_calm, (one, two)))
+
+
+@virtual
+async def test_replicas_that_compete_for_a_run_read_it_again_once(world: World) -> None:
+    one, two = world.add(), world.add()
+    run_id = await _leased(world, one, SIDE_BY_SIDE)
+    (first,) = await world.lease(one, "work")
+    await world.report(one, first)
+    left, right = await world.lease(one, "work", max_jobs=2)
+    await world.report(two, left)
+    one.store.calls.clear()
+    assert await world.report(one, right) == (Accepted(right.job.id, run_id),)
+    assert (await world.run(run_id)).status == "succeeded"
+    assert _steps(one) == {"settle": 2, "load": 1}
+    assert one.metric("settle_misses_total", cause="changed") == 1
+    assert all(map(_is_calm, (one, two)))
+
+
+@virtual
+async def test_a_run_that_changes_again_after_it_was_read_is_advanced_under_its_lease(
+    world: World,
+) -> None:
+    one, two = world.add(), world.add()
+    run_id = await _leased(world, one, ITEMS, items=2)
+    mine, theirs = await world.lease(two, "work", max_jobs=2)
+    two.store.script("settle", lambda: world.report(one, theirs))
+    assert await world.report(two, mine) == (Accepted(mine.job.id, run_id),)
     assert await world.ended(run_id) == "succeeded"
-    assert _steps(one) == {"accept": 1, "load": 1, "commit": 1, "settle": 2}
+    assert two.store.calls["settle"] == two.store.calls["accept"] == 1
+    assert two.locks.calls["acquire"] == 1
+    assert all(map(_is_calm, (one, two)))
 
 
-@pytest.mark.parametrize(("after_ms", "settled"), [(29_999, 2), (30_000, 1)])
 @virtual
-async def test_a_lease_is_kept_for_half_a_minute(world: World, after_ms: int, settled: int) -> None:
+async def test_a_repeated_result_of_a_run_that_has_ended_asks_for_no_lease(world: World) -> None:
     one = world.add()
-    await _first_step(world, one)
+    run_id = await _leased(world, one, workflow("short", one=job("work")))
     (leased,) = await world.lease(one, "work")
-    await world.report(one, leased)
-    kept_at = world.clock.moment()
-    (leased,) = await world.lease(one, "work")
-    await asyncio.sleep((kept_at + after_ms + 0.2 - world.clock.moment()) / 1000)
-    await world.report(one, leased)
-    assert one.store.calls["settle"] == settled
+    again = Result(job_id=leased.job.id, fence=leased.fence, worker_id="worker")
+    assert await one.inbox.results([again]) == (Accepted(again.job_id, run_id),)
+    assert (await world.run(run_id)).status == "succeeded"
+    one.store.calls.clear()
+    assert await one.inbox.results([again]) == (Accepted(again.job_id, run_id, repeated=True),)
+    await asyncio.sleep(0.1)
+    assert _steps(one) == {"load": 1, "accept": 1}
+    assert one.locks.calls["acquire"] == 0
 
 
 @virtual
@@ -217,65 +251,65 @@ async def test_a_call_that_arrives_while_results_are_settled_is_handled_with_the
     assert one.locks.calls["acquire"] == 1
 
 
-@pytest.mark.parametrize("reason", ["class", "time", "locks"])
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize(
+    ("definition", "is_free"),
+    [
+        (replace(STEPS, risk=Risk.LOW), True),
+        (replace(STEPS, risk=Risk.HIGH), False),
+        (under_lease(STEPS), False),
+        (replace(STEPS, lock_policy=LeaseOverride(on_lock_error=OnLockError.FAIL_CLOSED)), False),
+    ],
+)
 @virtual
-async def test_a_lease_is_kept_only_while_policy_and_time_allow_it(
-    world: World, reason: str
+async def test_policy_says_whether_a_result_needs_the_lease(
+    world: World, definition: Workflow, is_free: bool, is_known: bool
 ) -> None:
-    one = world.add()
-    definition = replace(STEPS, risk=Risk.HIGH) if reason == "class" else STEPS
-    await _first_step(world, one, definition)
+    one, two = world.add(), world.add()
+    await _leased(world, one, definition)
     (leased,) = await world.lease(one, "work")
-    if reason == "time":
-        await asyncio.sleep(advance.LEASE_KEPT_MS / 1000)
-    if reason == "locks":
-        # Known to be unavailable: policy decides, and the fallback is counted.
-        one.locks_away()
-        await _leased(world, one)
-        (other,) = await world.lease(one, "work")
-        await world.report(one, other)
-        await asyncio.sleep(0.1)
-        assert one.metric("workflow_lock_fallback_total", risk="standard") == 1
+    at = one if is_known else two
+    await world.report(at, leased)
+    assert (at.store.calls["settle"], at.store.calls["accept"]) == (is_free, not is_free)
+    (_second,) = await world.lease(one, "work")
+    assert at.locks.calls["acquire"] == (not is_free)
+
+
+@virtual
+async def test_while_the_lock_store_is_known_to_be_away_policy_decides(world: World) -> None:
+    one = world.add()
+    await _leased(world, one)
+    (leased,) = await world.lease(one, "work")
+    one.locks_away()
+    await asyncio.sleep(2 * REPORT_S)  # no run asked it meanwhile
     await world.report(one, leased)
     await asyncio.sleep(0.1)
-    assert one.store.calls["settle"] == (1 if reason == "locks" else 0)
-    if reason == "locks":
-        assert one.metric("workflow_lock_fallback_total", risk="standard") == 2
+    assert one.metric("workflow_lock_fallback_total", risk="standard") == 1
 
 
 @virtual
-async def test_a_run_that_is_held_by_hand_does_not_move_by_a_kept_lease(world: World) -> None:
+async def test_a_run_that_is_held_by_hand_moves_on_no_replica(world: World) -> None:
     one, two = world.add(), world.add()
-    run_id = await _first_step(world, one)
-    (leased,) = await world.lease(one, "work")
+    run_id = await _leased(world, one, SIDE_BY_SIDE)
+    (first,) = await world.lease(one, "work")
+    await world.report(one, first)
+    left, right = await world.lease(one, "work", max_jobs=2)
     audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
     by_hand = two.services.lock_audit
     assert by_hand is not None
     assert isinstance(await by_hand.hold(f"run/{run_id}", ttl_ms=5_000, audit=audit), Granted)
     before = await world.run(run_id)
-    assert await world.report(one, leased) == (Accepted(leased.job.id, run_id),)
+    # The first remembers the run as it was before the hold, the second reads it.
+    assert await world.report(one, left) == (Accepted(left.job.id, run_id),)
+    assert await world.report(two, right) == (Accepted(right.job.id, run_id),)
     await asyncio.sleep(1)
     assert await world.run(run_id) == before
-    assert one.metric("settle_misses_total", cause="stale_fence") == 1
-    assert (await world.lease(one, "work"))[0].job.step_id == "three"
+    assert await world.ended(run_id, within_s=6) == "succeeded"
+    assert not (await world.run(run_id)).stamp.is_held_by_hand
 
 
 @virtual
-async def test_a_kept_lease_is_taken_over_at_once_and_then_useless(world: World) -> None:
-    one, two = world.add(), world.add()
-    run_id = await _first_step(world, one, SIDE_BY_SIDE)
-    left, right = await world.lease(one, "work", max_jobs=2)
-    await world.report(two, left)
-    await asyncio.sleep(0.1)
-    assert (await world.run(run_id)).step(left.job.step_id).status == "succeeded"
-    assert await world.report(one, right) == (Accepted(right.job.id, run_id),)
-    assert await world.ended(run_id, within_s=1) == "succeeded"
-    assert one.metric("settle_misses_total", cause="stale_fence") == 1
-    assert all(map(_is_calm, (one, two)))
-
-
-@virtual
-async def test_a_run_whose_lease_a_killed_replica_kept_moves_within_five_seconds(
+async def test_a_run_of_a_killed_replica_moves_within_five_seconds(
     world: World,
 ) -> None:
     one, two = world.add(), world.add()
@@ -364,11 +398,10 @@ async def test_a_run_that_another_replica_has_changed_is_read_again(world: World
     await world.report(two, first)  # does not know the run, and reads it
     (second,) = await world.lease(one, "work")
     assert await world.report(one, second) == (Accepted(second.job.id, run_id),)
-    assert one.metric("settle_misses_total", cause="changed") == 1
     (third,) = await world.lease(one, "work")
     await world.report(one, third)
     assert await world.ended(run_id) == "succeeded"
-    assert one.metric("results_settled_total") == 1
+    assert _steps(one) == {"load": 1, "settle": 2}
     assert all(map(_is_calm, (one, two)))
 
 
@@ -450,7 +483,7 @@ def test_a_run_that_has_not_changed_for_a_minute_is_forgotten() -> None:
 
 
 @virtual
-async def test_a_result_of_a_run_that_was_forgotten_is_accepted_and_applied(world: World) -> None:
+async def test_a_result_of_a_run_that_was_forgotten_is_read_and_settled(world: World) -> None:
     one = world.add(locks_are_local=True)
     await _leased(world, one)
     await asyncio.sleep(run_cache.RUN_KEPT_MS / 1_000)
@@ -461,8 +494,7 @@ async def test_a_result_of_a_run_that_was_forgotten_is_accepted_and_applied(worl
     (answer,) = await one.inbox.results([result])
     assert isinstance(answer, Accepted)
     (_second,) = await world.lease(one, "work")
-    assert one.store.calls["settle"] == 0
-    assert one.store.calls["accept"] == 1
+    assert _steps(one) == {"load": 1, "settle": 1}
 
 
 def test_runs_that_begin_alike_are_remembered_as_if_one_by_one(

@@ -9,7 +9,7 @@ import pytest
 from stanchion.core.model import RunStatus, TenantId, Topic
 from stanchion.core.workflow import DelaySpec, ForEachSpec
 from stanchion.services.outbox import POLL_S
-from tests.services.stage import World, job, virtual, workflow
+from tests.services.stage import World, job, under_lease, virtual, workflow
 
 ONE = workflow("one", step=job("work"))
 PAUSE = workflow("pause", cool=DelaySpec(delay_s=60))
@@ -100,7 +100,7 @@ async def test_a_timer_of_another_tenant_does_not_wait_behind_thousands(
 @virtual
 async def test_a_call_that_is_still_being_handled_is_not_handled_twice(world: World) -> None:
     one = world.add()
-    await world.define(ONE)
+    await world.define(under_lease(ONE))
     run_id = await world.start(one, "one")
     leased = await world.lease(one, "work")
     # The row is due, published, held for five seconds, due again, and published again.

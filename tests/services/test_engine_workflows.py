@@ -32,7 +32,7 @@ from stanchion.core.workflow import (
 from stanchion.ports.records import LeasedJob, Loaded
 from stanchion.services.gate_answers import RunStarted
 from stanchion.services.inbox import RunChange
-from tests.services.stage import ACME, World, job, virtual, workflow
+from tests.services.stage import ACME, World, job, under_lease, virtual, workflow
 
 RENDER = workflow("render", draw=JobSpec(topic=Topic("draw"), input="${input.text}"))
 RESEARCH = Workflow(
@@ -209,7 +209,7 @@ FAN = workflow(
 @virtual
 async def test_results_that_arrive_together_are_applied_in_one_hold(world: World) -> None:
     one = world.add()
-    await world.define(FAN)
+    await world.define(under_lease(FAN))
     run_id = await world.start(one, "fan", {"items": list(range(20))})
     jobs = await world.lease(one, "work", max_jobs=20)
     answers = await world.report(one, *jobs)

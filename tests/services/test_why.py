@@ -27,7 +27,7 @@ from stanchion.services.engine import Terms
 from stanchion.services.why import Explanation
 from stanchion.services.work import TenantOverloaded
 from tests.services.faulty_locks import Fault
-from tests.services.stage import ACME, GLOBEX, Replica, World, job, virtual, workflow
+from tests.services.stage import ACME, GLOBEX, Replica, World, job, under_lease, virtual, workflow
 
 ONE = workflow("one", step=job("work"))
 HIGH = replace(workflow("high", step=job("work")), risk=Risk.HIGH)
@@ -139,7 +139,7 @@ async def test_retries_dead_letters_and_ends_are_told(world: World) -> None:
 @virtual
 async def test_a_held_lease_is_named_while_events_wait_for_it(world: World) -> None:
     one = world.add()
-    await world.define(ONE)
+    await world.define(under_lease(ONE))
     run_id = await world.start(one, "one")
     (leased,) = await world.lease(one, "work")
     token = operator_token("kim", "secret")
@@ -162,8 +162,8 @@ async def test_the_longest_waits_are_for_a_slot_a_lock_and_a_worker_on_any_repli
     world: World,
 ) -> None:
     one, two = world.add(), world.add()
-    await world.define(ONE)
-    await world.define(ONE, tenant=GLOBEX)
+    await world.define(under_lease(ONE))
+    await world.define(under_lease(ONE), tenant=GLOBEX)
     assert await one.services.explainer.longest_waits(None) == ()
     locked = await world.start(one, "one")
     (leased,) = await world.lease(one, "work")

@@ -56,7 +56,7 @@ def test_without_a_look_at_the_inbox_a_settled_result_overtakes_an_event() -> No
     assert found.broken == "a settled result overtook an event"
     assert found.story[-2:] == (
         "an event arrives in the inbox",
-        "A settles a result on version 1: accepted",
+        "A settles a result on version 0: accepted",
     )
 
 

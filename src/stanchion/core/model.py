@@ -361,6 +361,15 @@ class Stamp(msgspec.Struct, frozen=True):
     version: int
     nonce: str
 
+    @property
+    def is_held_by_hand(self) -> bool:
+        """Whether the run was last written to by an operator's hold, which may be over."""
+        return BY_HAND in self.nonce
+
+
+BY_HAND: Final = "hand-"
+"""In the nonce of a commit that writes the fence of an operator's hold. Other nonces have none."""
+
 
 class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One execution of one version of a workflow.

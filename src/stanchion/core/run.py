@@ -629,14 +629,21 @@ _REVOKING: Final = frozenset({StopStep, RevokeJob})
 _STOPPED_WITH_WORK_LEFT: Final = frozenset({RunStatus.CANCELLED, RunStatus.TIMED_OUT})
 
 
-def evolve(run: Run, transition: Transition, *, stamp: Stamp | None = None) -> Run:
-    """The run after the transition, with this stamp.
+def evolve(
+    run: Run,
+    transition: Transition,
+    *,
+    stamp: Stamp | None = None,
+    fence: int | None = None,
+) -> Run:
+    """The run after the transition, with this stamp and fence.
 
     Only the store can tell the next stamp and fence: unless given, they stay as read.
     """
     return msgspec.structs.replace(
         run,
         stamp=run.stamp if stamp is None else stamp,
+        fence=run.fence if fence is None else fence,
         status=transition.status,
         output=transition.output,
         error=transition.error,

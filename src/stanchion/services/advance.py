@@ -6,20 +6,24 @@ Timers, approvals, cancels and the reconciler all put an event into the inbox an
 ``advance``. A caller that finds the run being advanced in this process joins that task, which reads
 the inbox once more before it releases the lease; so many events of one run cost one hold.
 
-Results are settled if possible. If this process has the last committed value of the run, and need
-not wait for the lease, because it has it or has *kept* it, it decides on that value; then the
-results and their transition are one step of the store (``settle``), which refuses if the run has
-changed or its inbox is not empty. In all other cases the results are accepted into the inbox first,
-and the turn goes on as above. Results that arrive while the run is being settled wait for the next
-step of the same turn.
+Results are settled if possible: this process decides on the last committed value of the run, and
+the results and their transition are one step of the store (``settle``), which refuses if the run
+has changed or its inbox is not empty. In all other cases the results are accepted into the inbox
+first, and the turn goes on as above. Results that arrive while the run is being settled wait for
+the next step of the same turn.
+
+Classes that go on without the lock store, and after a lost lease, settle without the lease.
+``settle`` compares all that the lease could protect for them, and an advance of another replica
+always has an entry in the inbox, so the two never compete. A run that is not remembered here, or
+has changed elsewhere since, is read first: two steps of the store, where acceptance, lease, read,
+commit and release are five. The other classes settle only if the question of the lease is answered
+without the lock store.
 
 No event is lost. It stays in the inbox, and its outbox row in the store, until the commit that
 applies it; so an answer other than ``Advanced`` means that the run is advanced later.
 
-A lease is kept by classes whose work goes on when a lease is lost: it is released, so that another
-replica gets the name at once, but its fence is remembered and used for settling until a higher one
-has written to the run. An advance of another replica always has an entry in the inbox, so a settle
-never competes with it. Holding a run by hand writes the fence of that hold to the run.
+Holding a run by hand writes the fence of that hold to the run, with a stamp that says so. From then
+on its results need the lease, until a commit under a lease has written another stamp.
 
 There are three kinds of failure. *RunBusy*: another replica holds the run's lease. *PutOff*: a
 backend is unavailable, or policy says to wait for the lock store. *AdvanceFailed*: our own handling
@@ -41,7 +45,7 @@ from msgspec.structs import replace
 
 from stanchion import telemetry
 from stanchion.core.events import AttemptFailed, AttemptSucceeded
-from stanchion.core.lease import LeaseLost, LeaseOverride, Moment, OnRenewalLost
+from stanchion.core.lease import LeaseLost, LeaseOverride, OnLockError, OnRenewalLost
 from stanchion.core.model import (
     JobId,
     Risk,
@@ -91,8 +95,6 @@ TURNS_MAX: Final = 2_000
 CLASSES_KEPT: Final = 2 * RUNS_KEPT
 """Also of runs that are not kept. Without its class, a run is read before its lease is asked for,
 and not after that."""
-LEASE_KEPT_MS: Final = 30_000
-"""How long a lease is kept after its last use."""
 
 
 class Advanced(msgspec.Struct, frozen=True):
@@ -153,8 +155,12 @@ class _Turn(msgspec.Struct):
     task: asyncio.Task[Outcome] | None = None
     again: bool = False
     """Whether ``advance`` was called after the inbox was last read."""
-    kept_fence: int | None = None
-    """The fence of a kept lease, with which the first results of this turn may be settled."""
+    is_free: bool = False
+    """Whether the first results of this turn may be settled without the lease."""
+    may_read: bool = False
+    """Whether the run may be read, so that its results can be settled without the lease."""
+    has_moved: bool = False
+    """Whether the last settle failed because the run was written to since it was read."""
     takes_results: bool = False
     """Whether the question of the lease is answered, so that results may wait for this turn."""
     posted: InboxEntry | None = None
@@ -181,6 +187,8 @@ def _class(run: Run, override: LeaseOverride | None) -> _Class:
     return _Class(run.risk, override, run.tenant, run.traceparent)
 
 
+_RUN_MOVED: Final = frozenset({SettleMiss.CHANGED, SettleMiss.STALE_FENCE})
+"""The run was written to since it was read. Read again, it may be settled."""
 _TAKEN: Final = "another replica or task has the lease"
 
 
@@ -296,23 +304,21 @@ class Advancer:
     ) -> asyncio.Future[tuple[Acceptance, ...] | None] | None:
         """Settle results of one run; ``None`` if they must be accepted first.
 
-        They must if the run is not known here, or if it must wait for its lease: a result waits
-        for the store only. The answer is that of ``accept``, and they are applied; ``None`` if
-        they were not sent to the store.
+        They must if the run must wait for its lease: a result waits for the store only. The answer
+        is that of ``accept``, and they are applied; ``None`` if they were not sent to the store.
         """
         known = self._runs.get(run_id)
-        if known is None or run_id not in self._classes:
-            return None
-        if tenant is not None and tenant != known.run.tenant:
+        if known is not None and tenant is not None and tenant != known.run.tenant:
             return None
         turn = self._turns.get(run_id)
         if turn is None:
-            kept_fence = self._kept_fence(run_id, known)
-            may_hold = kept_fence is not None or self._leasing.answers_at_once
-            if len(self._turns) >= TURNS_MAX or not may_hold:
+            is_free = self._needs_no_lease(run_id, known)
+            is_known = known is not None and run_id in self._classes
+            may_hold = is_known and self._leasing.answers_at_once
+            if len(self._turns) >= TURNS_MAX or not (is_free or may_hold):
                 return None
             turn = self._begin_turn(run_id)
-            turn.kept_fence = kept_fence
+            turn.is_free = is_free
             turn.takes_results = True
         if not turn.takes_results:
             return None
@@ -341,29 +347,24 @@ class Advancer:
                 turn.task.cancel()
         await self.idle()
 
-    def _kept_fence(self, run_id: RunId, known: KnownRun) -> int | None:
-        """The fence of the run's kept lease; ``None`` if there is none, or it must not be used.
+    def _needs_no_lease(self, run_id: RunId, known: KnownRun | None) -> bool:
+        """Whether results of the run may be settled without its lease, if it need not be read.
 
-        The policy may have changed since. While the lock store is known to be unavailable, policy
-        decides.
+        While the lock store is known to be unavailable, policy decides, and fallbacks are counted.
         """
-        if known.fence is None or self._clock.moment() >= known.kept_until:
-            return None
-        of, remote = self._classes[run_id], self._leasing.remote
+        of, remote = self._classes.get(run_id), self._leasing.remote
         if remote is not None and remote.health.error is not None:
-            return None
-        return known.fence if self._keeps_lease(of) else None
-
-    def _keeps_lease(self, of: _Class) -> bool:
+            return False
+        if known is not None and known.run.stamp.is_held_by_hand:
+            return False
+        if of is None:
+            return True
         policy = self._rules.lease_policy(of.risk, of.override)
-        is_lasting = policy.on_renewal_lost is OnRenewalLost.CONTINUE
-        return is_lasting and not self._rules.closes(of.risk)
-
-    def _keep_lease(self, run_id: RunId, fence: int | None) -> None:
-        """Remember the fence of a lease that was released after its last commit."""
-        known, of = self._runs.get(run_id), self._classes.get(run_id)
-        if known is not None and of is not None and fence is not None and self._keeps_lease(of):
-            known.fence, known.kept_until = fence, Moment(self._clock.moment() + LEASE_KEPT_MS)
+        return (
+            policy.on_lock_error is OnLockError.FAIL_OPEN
+            and policy.on_renewal_lost is OnRenewalLost.CONTINUE
+            and not self._rules.closes(of.risk)
+        )
 
     def _join(self, run_id: RunId, posted: InboxEntry | None = None) -> asyncio.Task[Outcome]:
         turn = self._turns.get(run_id)
@@ -396,8 +397,8 @@ class Advancer:
         """Advance under the lease; turn exceptions into outcomes."""
         floor = 0
         try:
-            if turn.kept_fence is not None:
-                settled = await self._settle_kept(run_id, turn, turn.kept_fence)
+            if turn.is_free:
+                settled = await self._settle_freely(run_id, turn)
                 if settled is not None:
                     return settled
             for _ in range(TRIES_MAX):
@@ -435,10 +436,7 @@ class Advancer:
                 if not isinstance(held, Lease):
                     why = held.error if isinstance(held, LeaseRefused) else _TAKEN
                     _trace_failed_wait(run_id, known, asked_ns, why)
-            outcome = await self._with_lease(run_id, turn, held, known.risk, seen)
-        if isinstance(outcome, Advanced) and isinstance(held, Lease):
-            self._keep_lease(run_id, held.fence)
-        return outcome
+            return await self._with_lease(run_id, turn, held, known.risk, seen)
 
     async def _with_lease(
         self,
@@ -474,20 +472,47 @@ class Advancer:
             case _:
                 assert_never(held)
 
-    async def _settle_kept(self, run_id: RunId, turn: _Turn, fence: int) -> Advanced | None:
-        """Settle the results that wait with the kept lease; ``None``: go on with a new one."""
-        turn.kept_fence = None
-        of = self._classes.get(run_id)
-        if of is not None:
-            telemetry.LOG_IDS.set(telemetry.LogIds(None, of.tenant, run_id, None, of.trace_id))
-        kept = Lease(f"run/{run_id}", self._clock, fence=fence)
+    async def _settle_freely(self, run_id: RunId, turn: _Turn) -> Outcome | None:
+        """Settle the results that wait without the lease; ``None``: go on with it."""
+        turn.is_free, turn.may_read = False, True
         try:
-            settled = await self._take_waiting(run_id, turn, kept, has_entries=False)
+            for _ in range(LOOKS_MAX):
+                known, of = self._runs.get(run_id), self._classes.get(run_id)
+                if known is None or of is None:
+                    if not turn.may_read or not await self._read_to_settle(run_id, turn):
+                        break
+                    continue
+                telemetry.LOG_IDS.set(telemetry.LogIds(None, of.tenant, run_id, None, of.trace_id))
+                lease = Lease(f"run/{run_id}", self._clock, fence=known.run.fence)
+                settled = await self._settle_waiting(run_id, turn, lease)
+                if turn.again or (settled is None and not turn.has_moved):
+                    break
+                if settled is not None and not turn.waiting:
+                    return settled
+            # If none is new, nothing was added to the inbox here.
+            is_new = await self._accept_waiting(turn)
+            return None if is_new or turn.again else RunBusy()
         finally:
+            turn.may_read = False
             _send_away(turn)
-        if settled is not None:
-            self._keep_lease(run_id, fence)
-        return settled
+
+    async def _read_to_settle(self, run_id: RunId, turn: _Turn) -> bool:
+        """Read the run and remember it; whether the results that wait may be settled on it.
+
+        Once in a turn: if it changes again, replicas compete for this run.
+        """
+        turn.may_read = False
+        try:
+            loaded = await self._store.load(run_id)
+            if loaded is None or loaded.inbox or loaded.run.status.is_finished:
+                return False
+            await self._class_of(loaded)
+        except BackendError:
+            return False
+        known = self._runs.get(run_id)
+        if known is None or not self._needs_no_lease(run_id, known):
+            return False
+        return all(each.tenant in {None, known.run.tenant} for each in turn.waiting)
 
     async def _class_of(self, loaded: Loaded) -> _Class:
         plan = await self._plan_unless_broken(loaded.run)
@@ -607,7 +632,7 @@ class Advancer:
         posted: Sequence[InboxEntry] = (),
     ) -> Advanced | None:
         """Decide on the run as it is remembered, and settle; ``None`` if that is not possible."""
-        run, plan = known.run, known.plan()
+        run, plan, turn.has_moved = known.run, known.plan(), False
         if plan is None:
             return None
         try:
@@ -616,7 +641,7 @@ class Advancer:
             if wanted:
                 items = await self._store.items_at(run.id, run.stamp, wanted)
                 if items is None:
-                    self._missed(run.id, SettleMiss.CHANGED)
+                    self._missed(turn, run.id, SettleMiss.CHANGED)
                     return None
                 run = replace(run, items=items)
             transition = self._decider.decide_at_once(plan, run, events, self._clock.now())
@@ -626,6 +651,11 @@ class Advancer:
             log_event(logging.WARNING, "settle_failed", run=run.id, error=repr(error))
             return None
         if transition is None or len(transition.ignored) < len(events):
+            return None
+        if turn.may_read and any(transition.ignored):
+            # The job is from a later change of the run, most likely by another replica.
+            turn.has_moved = True
+            self._runs.forget(run.id)
             return None
         commit = Commit(
             run_id=run.id,
@@ -645,18 +675,20 @@ class Advancer:
                 log_event(logging.WARNING, "settle_failed", run=run.id, error=repr(error))
             return None
         if not isinstance(answer, Committed):
-            self._missed(run.id, answer.cause)
+            self._missed(turn, run.id, answer.cause)
             return None
         self._signals.settled(len(results))
-        self._note_commit(known.run, plan, transition, answer)
+        self._note_commit(known.run, plan, transition, answer, lease)
         return Advanced(transition.status)
 
-    def _missed(self, run_id: RunId, cause: SettleMiss) -> None:
+    def _missed(self, turn: _Turn, run_id: RunId, cause: SettleMiss) -> None:
+        turn.has_moved = cause in _RUN_MOVED
         self._signals.settle_missed(cause)
         self._runs.forget(run_id)
 
-    async def _accept_waiting(self, turn: _Turn) -> None:
-        """Accept the results that wait for this turn into the inbox."""
+    async def _accept_waiting(self, turn: _Turn) -> bool:
+        """Accept the results that wait for this turn into the inbox; whether one of them is new."""
+        is_new = False
         while turn.waiting:
             first = turn.waiting[0]
             together = [each for each in turn.waiting if each.tenant == first.tenant]
@@ -675,8 +707,10 @@ class Advancer:
                         each.answer.set_exception(error)
                 continue
             for each in together:
-                taken = (_own(turn, result, next(answers)) for result in each.results)
-                _answer(each, tuple(taken))
+                taken = tuple(_own(turn, result, next(answers)) for result in each.results)
+                is_new |= any(isinstance(one, Accepted) and not one.repeated for one in taken)
+                _answer(each, taken)
+        return is_new
 
     async def _traced(
         self, loaded: Loaded, lease: Lease, turn: _Turn, traceparent: str
@@ -740,15 +774,17 @@ class Advancer:
         if not isinstance(answer, Committed):
             self._runs.forget(loaded.run.id)
             return answer
-        self._note_commit(loaded.run, plan, transition, answer)
+        self._note_commit(loaded.run, plan, transition, answer, lease)
         if transition.status.is_finished:
             return Advanced(transition.status)
         # If more entries have arrived through this process since, ``turn.again`` is set.
         return Advanced(transition.status) if len(entries) == len(loaded.inbox) else answer
 
-    def _note_commit(self, run: Run, plan: Plan, transition: Transition, done: Committed) -> None:
+    def _note_commit(
+        self, run: Run, plan: Plan, transition: Transition, done: Committed, lease: Lease
+    ) -> None:
         """Remember the run as it was committed, and tell all that wait for it."""
-        after = evolve(run, transition, stamp=done.stamp)
+        after = evolve(run, transition, stamp=done.stamp, fence=lease.fence)
         if transition.status.is_finished:
             self._on_ended(after)
             tracing = telemetry.tracing

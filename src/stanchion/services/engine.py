@@ -179,6 +179,7 @@ class Engine:
             settings_revision=lambda: settings.revision,
             workers=scheduler.workers,
             lock_error=self._lock_error,
+            suspect_locks=self._suspect_locks,
         )
         replicas.contribute(SLOTS_PART, self._reconciler.slots.summary)
         history = self._lease_signals.history
@@ -312,6 +313,11 @@ class Engine:
     def _lock_error(self) -> str | None:
         remote = self._leasing.remote
         return None if remote is None else remote.health.error
+
+    def _suspect_locks(self) -> None:
+        # Results that need no lease do not find out that the lock store is unavailable.
+        if self._leasing.remote is not None:
+            self._leasing.remote.health.suspect()
 
     def _ended(self, run: Run) -> None:
         self.services.waiters.has_ended(run)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from stanchion.core.audit import AuditEntry
 from stanchion.core.json_value import JsonObject
-from stanchion.core.model import RunId, TenantId
+from stanchion.core.model import BY_HAND, RunId, TenantId
 from stanchion.core.transition import Transition
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError
@@ -58,7 +58,7 @@ class LockAudit:
         return answer
 
     async def _fence(self, run_id: RunId, fence: int) -> None:
-        """Write the fence to the run, so that no replica goes on with a lease that it has kept."""
+        """Write the fence to the run, so that no replica settles results without its lease."""
         for _ in range(_FENCE_TRIES):
             loaded = await self._store.load(run_id)
             if loaded is None or loaded.run.status.is_finished:
@@ -71,7 +71,7 @@ class LockAudit:
                 run_id=run_id,
                 transition=unchanged,
                 read=run.stamp,
-                nonce=self._entropy.token(),
+                nonce=BY_HAND + self._entropy.token(),
                 fence=fence,
             )
             if not isinstance(await self._store.commit(commit), CommitConflict):

@@ -42,7 +42,7 @@ _SHORT_INPUT_BYTES: Final = 512
 
 
 class KnownRun(msgspec.Struct, gc=False):
-    """The last committed value of a run, without items, its plan, and its kept lease."""
+    """The last committed value of a run, without items, and its plan."""
 
     run: Run
     plan: ref[Plan]
@@ -50,8 +50,6 @@ class KnownRun(msgspec.Struct, gc=False):
     input_bytes: int
     size_bytes: int
     changed_at: Moment
-    fence: int | None = None
-    kept_until: Moment = Moment(0)
     like: tuple[Admission, AlikeStart] | None = None
     """If set, ``run`` is another run that began alike, from which this one is made when needed."""
 
@@ -93,8 +91,6 @@ class RunCache:
             return
         kept = replace(run, items={}) if run.items else run
         known = KnownRun(kept, ref(plan), input_bytes, size_bytes, self._clock.moment())
-        if before is not None:
-            known.fence, known.kept_until = before.fence, before.kept_until
         if is_large:
             self._wide.add(run.id, known, size_bytes_max=WIDE_RUNS_KEPT_BYTES_MAX)
         else:

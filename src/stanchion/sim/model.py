@@ -2,10 +2,11 @@
 
 It has one run in a store with a replica, a lock server that may lose its data, and two writers. A
 writer takes the lease (or proceeds without one if the lock server is down), reads the run, and
-commits its decision. A writer that has committed remembers the run and its fence, and may settle a
-result on them without a lease and without reading. Events may arrive in the inbox; a commit applies
-what its writer has read. At any moment the store may fail over to its replica, and the lock server
-may lose its data. Time passes, so that fences from the clock rise; a lease may end at any moment.
+commits its decision. A writer may settle a result without a lease, on the run as it has committed
+it last or as it has read it, with the fence that it found there. Events may arrive in the inbox; a
+commit applies what its writer has read. At any moment the store may fail over to its replica, and
+the lock server may lose its data. Time passes, so that fences from the clock rise; a lease may end
+at any moment.
 
 The search visits every order of these steps (breadth first, so a counterexample is a shortest one)
 and checks four statements in each state:
@@ -73,9 +74,7 @@ class _Writer(NamedTuple):
     read: _Stored | None = None
     is_unleased: bool = False
     known: _Stored | None = None
-    """The run as this writer committed it last, until it takes a new lease or goes on without."""
-    kept: int | None = None
-    """The fence of that commit; ``None`` if it had no lease."""
+    """The run as this writer committed it last, or read it without a lease."""
 
 
 class _State(NamedTuple):
@@ -155,8 +154,11 @@ def _writer_steps(state: _State, number: int, rules: ModelRules, bounds: Bounds)
             yield _grant(state, number, rules)
         unleased = _put(state, number, _Writer(is_unleased=True))
         yield _Step(f"{name} goes on without a lease", unleased)
+        if not state.primary.has_event and writer.known != state.primary:
+            learned = _put(state, number, _Writer(known=state.primary))
+            yield _Step(f"{name} reads version {state.primary.version} to settle", learned)
         if writer.known is not None:
-            settling = writer._replace(read=writer.known, fence=writer.kept)
+            settling = writer._replace(read=writer.known, fence=writer.known.fence)
             yield from _commit(state, number, settling, rules, bounds, is_settle=True)
     elif writer.read is None:
         read = _put(state, number, writer._replace(read=state.primary))
@@ -212,7 +214,7 @@ def _commit(
     elif would_overtake:
         broken = "a settled result overtook an event"
     after = _Stored(present.version + 1, nonce, highest, present.has_event and not (read.has_event))
-    accepted = _put(gone, number, _Writer(known=after, kept=writer.fence))
+    accepted = _put(gone, number, _Writer(known=after))
     accepted = accepted._replace(primary=after, nonces=nonce)
     yield _Step(f"{what}: accepted", accepted, broken)
 
