@@ -6,10 +6,13 @@ import asyncio
 
 import pytest
 
-from stanchion.core.model import RunStatus, TenantId, Topic
+from stanchion.core.model import RunId, RunStatus, TenantId, Topic
+from stanchion.core.queue import OnFull
 from stanchion.core.workflow import DelaySpec, ForEachSpec
+from stanchion.ports.records import Tenant
+from stanchion.services.advance import NUDGED_MAX, Advancer
 from stanchion.services.outbox import POLL_S
-from tests.services.stage import World, job, under_lease, virtual, workflow
+from tests.services.stage import ACME, World, job, under_lease, virtual, workflow
 
 ONE = workflow("one", step=job("work"))
 PAUSE = workflow("pause", cool=DelaySpec(delay_s=60))
@@ -111,4 +114,31 @@ async def test_a_call_that_is_still_being_handled_is_not_handled_twice(world: Wo
     assert one.metric("duplicate_publishes_total") == 1
     assert one.store.calls["commit"] == 1
     assert one.locks.calls["acquire"] == 1
+    await world.assert_nothing_left()
+
+
+@virtual
+async def test_runs_that_a_raised_cap_promotes_are_not_all_decided_on_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, nudged = world.add(), list[RunId]()
+    await world.define(PAUSE)
+    await world.store.put_tenant(
+        ACME, Tenant(max_concurrent_runs=1, on_full=OnFull.QUEUE, queue_max=300)
+    )
+    runs = [await world.start(one, "pause") for _ in range(300)]
+    nudge = Advancer.nudge
+
+    def note(advancer: Advancer, run_id: RunId) -> None:
+        nudged.append(run_id)
+        nudge(advancer, run_id)
+
+    monkeypatch.setattr(Advancer, "nudge", note)
+    # The replica that raises the cap goes on no further: decisions promote the others.
+    await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=None, on_full=OnFull.QUEUE))
+    await asyncio.sleep(5)
+    assert await world.store.queued_runs(ACME) == 0
+    assert 0 < len(nudged) <= 3 * NUDGED_MAX
+    await asyncio.sleep(60)
+    assert {(await world.run(run_id)).status for run_id in runs} == {"succeeded"}
     await world.assert_nothing_left()

@@ -90,6 +90,8 @@ LOOKS_MAX: Final = 200
 """Reads of one inbox in one hold; then another replica may take the run."""
 EVENTS_MAX: Final = 500
 """Events decided on in one commit."""
+NUDGED_MAX: Final = 2
+"""Promoted runs that are advanced at once after a commit: each freed slot promotes one."""
 TURNS_MAX: Final = 2_000
 """Runs advanced at the same time. Others wait for their outbox rows to become due."""
 CLASSES_KEPT: Final = 2 * RUNS_KEPT
@@ -791,7 +793,9 @@ class Advancer:
             if tracing is not None and after.traceparent is not None:
                 tracing.run_ended(after, after.traceparent)
         self._tell(run, transition)
-        for run_id in done.promoted:
+        # The others have outbox rows that are due: a raised cap promotes hundreds, and each of them
+        # promotes more.
+        for run_id in done.promoted[:NUDGED_MAX]:
             self.nudge(run_id)
         self._runs.put(after, plan)
         if transition.status.is_finished:
