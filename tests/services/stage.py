@@ -22,8 +22,8 @@ from stanchion.adapters.bus.local import BellListeners, LocalBus
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.core.json_value import JsonObject, JsonValue
-from stanchion.core.lease import LeaseOverride, OnRenewalLost
-from stanchion.core.model import Failure, Run, RunId, StepId, TenantId, Topic, WorkflowId
+from stanchion.core.lease import DEFAULT_POLICIES, LeaseOverride, OnRenewalLost
+from stanchion.core.model import Failure, Risk, Run, RunId, StepId, TenantId, Topic, WorkflowId
 from stanchion.core.workflow import JobSpec, StepSpec, Workflow
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import (
@@ -36,6 +36,7 @@ from stanchion.ports.records import (
 from stanchion.services.context import Backends
 from stanchion.services.engine import DEFAULT_TERMS, Engine, Terms
 from stanchion.services.gate_answers import RunStarted
+from stanchion.services.leasing import Lease
 from stanchion.services.plans import Linker, link_here
 from stanchion.sim.loop import LoopClock
 from tests.services.faulty_locks import Fault
@@ -73,6 +74,7 @@ class Replica:
     def __init__(self, engine: Engine, store: FaultyStore, locks: LockLine, bus: BusLine) -> None:
         self.engine = engine
         self.services = engine.services
+        self.leasing = engine.leasing
         self.inbox = engine.services.inbox
         self.scheduler = engine.services.scheduler
         self.waiters = engine.services.waiters
@@ -90,6 +92,13 @@ class Replica:
     def on_call(self, hook: OnCall) -> None:
         """Have every call to a backend told, before it is sent and once it is done."""
         self.store.on_call = self.locks.on_call = hook
+
+    async def ask_locks(self) -> None:
+        """Ask for a lease, as results do twice a second."""
+        policy = DEFAULT_POLICIES[Risk.LOW]
+        async with self.leasing.hold("any", risk=Risk.LOW, policy=policy) as held:
+            assert isinstance(held, Lease)
+        self.locks.calls.clear()
 
     def locks_away(self, is_away: bool = True) -> None:
         self.locks.always(Fault.ERROR if is_away else Fault.NONE, *LOCK_VERBS)

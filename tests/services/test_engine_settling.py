@@ -41,8 +41,8 @@ from stanchion.ports.records import (
     ResultRefused,
 )
 from stanchion.services import run_cache
+from stanchion.services.leasing import PROVEN_MS
 from stanchion.services.log import LOGGER
-from stanchion.services.replicas import REPORT_S
 from stanchion.services.run_cache import RunCache
 from tests.contract.builders import ONE_JOB, admission
 from tests.services.faulty_locks import Fault
@@ -161,6 +161,7 @@ async def _first_step(world: World, replica: Replica, definition: Workflow = STE
 @virtual
 async def test_a_mild_class_settles_without_the_lease(world: World) -> None:
     one = world.add()
+    await one.ask_locks()
     run_id = await _leased(world, one)
     for _ in range(3):
         (leased,) = await world.lease(one, "work")
@@ -173,6 +174,8 @@ async def test_a_mild_class_settles_without_the_lease(world: World) -> None:
 @virtual
 async def test_a_result_on_another_replica_takes_a_read_and_a_settle(world: World) -> None:
     one, two = world.add(), world.add()
+    await one.ask_locks()
+    await two.ask_locks()
     run_id = await _leased(world, one)
     for replica in (two, one, two):
         (leased,) = await world.lease(replica, "work")
@@ -187,6 +190,8 @@ async def test_a_result_on_another_replica_takes_a_read_and_a_settle(world: Worl
 @virtual
 async def test_replicas_that_compete_for_a_run_read_it_again_once(world: World) -> None:
     one, two = world.add(), world.add()
+    await one.ask_locks()
+    await two.ask_locks()
     run_id = await _leased(world, one, SIDE_BY_SIDE)
     (first,) = await world.lease(one, "work")
     await world.report(one, first)
@@ -205,6 +210,8 @@ async def test_a_run_that_changes_again_after_it_was_read_is_advanced_under_its_
     world: World,
 ) -> None:
     one, two = world.add(), world.add()
+    await one.ask_locks()
+    await two.ask_locks()
     run_id = await _leased(world, one, ITEMS, items=2)
     mine, theirs = await world.lease(two, "work", max_jobs=2)
     two.store.script("settle", lambda: world.report(one, theirs))
@@ -218,6 +225,7 @@ async def test_a_run_that_changes_again_after_it_was_read_is_advanced_under_its_
 @virtual
 async def test_a_repeated_result_of_a_run_that_has_ended_asks_for_no_lease(world: World) -> None:
     one = world.add()
+    await one.ask_locks()
     run_id = await _leased(world, one, workflow("short", one=job("work")))
     (leased,) = await world.lease(one, "work")
     again = Result(job_id=leased.job.id, fence=leased.fence, worker_id="worker")
@@ -266,6 +274,8 @@ async def test_policy_says_whether_a_result_needs_the_lease(
     world: World, definition: Workflow, is_free: bool, is_known: bool
 ) -> None:
     one, two = world.add(), world.add()
+    await one.ask_locks()
+    await two.ask_locks()
     await _leased(world, one, definition)
     (leased,) = await world.lease(one, "work")
     at = one if is_known else two
@@ -276,15 +286,33 @@ async def test_policy_says_whether_a_result_needs_the_lease(
 
 
 @virtual
-async def test_while_the_lock_store_is_known_to_be_away_policy_decides(world: World) -> None:
+async def test_an_outage_of_the_lock_store_is_noticed_within_half_a_second(world: World) -> None:
     one = world.add()
     await _leased(world, one)
-    (leased,) = await world.lease(one, "work")
+    await one.ask_locks()
     one.locks_away()
-    await asyncio.sleep(2 * REPORT_S)  # no run asked it meanwhile
+    (leased,) = await world.lease(one, "work")
+    await world.report(one, leased)
+    assert one.metric("workflow_lock_fallback_total", risk="standard") == 0
+    (leased,) = await world.lease(one, "work")
+    await asyncio.sleep(PROVEN_MS / 1000)
     await world.report(one, leased)
     await asyncio.sleep(0.1)
     assert one.metric("workflow_lock_fallback_total", risk="standard") == 1
+
+
+@virtual
+async def test_the_first_of_the_results_of_half_a_second_asks_for_the_lease(world: World) -> None:
+    one = world.add()
+    for number in range(1, 4):
+        await _leased(world, one)
+        for _ in range(3):
+            (leased,) = await world.lease(one, "work")
+            await world.report(one, leased)
+            await asyncio.sleep(0.01)
+        assert one.locks.calls["acquire"] == number
+        assert one.store.calls["settle"] == 2 * number
+        await asyncio.sleep(PROVEN_MS / 1000)
 
 
 @virtual

@@ -272,6 +272,7 @@ async def test_two_replicas_with_results_of_one_run_apply_each_of_them_once(worl
     assert await world.ended(run_id, within_s=20) == "succeeded"
     told = Counter(await world.told(run_id))
     assert [told[f"item_succeeded each[{item}] work-worker"] for item in range(40)] == [1] * 40
+    await asyncio.sleep(0.1)  # the last answers reach their workers
     assert len(world.completions) == len({each.job_id for each in world.completions}) == 40
     await world.assert_nothing_left(ACME)
 

@@ -12,7 +12,9 @@ has changed or its inbox is not empty. In all other cases the results are accept
 first, and the turn goes on as above. Results that arrive while the run is being settled wait for
 the next step of the same turn.
 
-Classes that go on without the lock store, and after a lost lease, settle without the lease.
+Classes that go on without the lock store, and after a lost lease, settle without the lease while
+the lock store is known to answer. Twice a second one of them asks for its lease, so that an outage
+is noticed.
 ``settle`` compares all that the lease could protect for them, and an advance of another replica
 always has an entry in the inbox, so the two never compete. A run that is not remembered here, or
 has changed elsewhere since, is read first: two steps of the store, where acceptance, lease, read,
@@ -352,10 +354,11 @@ class Advancer:
     def _needs_no_lease(self, run_id: RunId, known: KnownRun | None) -> bool:
         """Whether results of the run may be settled without its lease, if it need not be read.
 
-        While the lock store is known to be unavailable, policy decides, and fallbacks are counted.
+        If the lock store has not answered lately, the lease is asked for: then policy decides, and
+        fallbacks are counted.
         """
-        of, remote = self._classes.get(run_id), self._leasing.remote
-        if remote is not None and remote.health.error is not None:
+        of = self._classes.get(run_id)
+        if not self._leasing.is_proven:
             return False
         if known is not None and known.run.stamp.is_held_by_hand:
             return False

@@ -121,7 +121,7 @@ class Engine:
         self._pacing = Pacing(clock=clock, entropy=backends.entropy)
         self._bus = bus
         self._lease_signals = RunLeaseSignals(registry, now=clock.now, on_fallback=self._fallback)
-        self._leasing = Leasing(
+        self.leasing = Leasing(
             backends.locks,
             clock=clock,
             entropy=backends.entropy,
@@ -151,7 +151,7 @@ class Engine:
         self._advancer = Advancer(
             context,
             plans=plans,
-            leasing=self._leasing,
+            leasing=self.leasing,
             rules=rules,
             decider=decider,
             on_ended=self._ended,
@@ -175,11 +175,10 @@ class Engine:
         replicas = ReplicaReporter(
             replica,
             backends,
-            runs_held=lambda: len(self._leasing.held),
+            runs_held=lambda: len(self.leasing.held),
             settings_revision=lambda: settings.revision,
             workers=scheduler.workers,
             lock_error=self._lock_error,
-            suspect_locks=self._suspect_locks,
         )
         replicas.contribute(SLOTS_PART, self._reconciler.slots.summary)
         history = self._lease_signals.history
@@ -271,7 +270,7 @@ class Engine:
         self.services.scheduler.close()
         await self.services.limits.close()
         self.services.waiters.close()
-        await self._leasing.close()
+        await self.leasing.close()
         self.services.schedules.close()
         await self.services.receipts.close()
         await self.services.replicas.withdraw()
@@ -311,13 +310,8 @@ class Engine:
         self._escalating.count(duplicates=1)
 
     def _lock_error(self) -> str | None:
-        remote = self._leasing.remote
+        remote = self.leasing.remote
         return None if remote is None else remote.health.error
-
-    def _suspect_locks(self) -> None:
-        # Results that need no lease do not find out that the lock store is unavailable.
-        if self._leasing.remote is not None:
-            self._leasing.remote.health.suspect()
 
     def _ended(self, run: Run) -> None:
         self.services.waiters.has_ended(run)

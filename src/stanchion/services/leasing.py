@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import TypeAlias, assert_never
+from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
@@ -28,6 +28,7 @@ from stanchion.core import lease
 from stanchion.core.lease import (
     LeasePolicy,
     LeaseTerms,
+    Moment,
 )
 from stanchion.core.model import Risk
 from stanchion.ports.clock import Clock
@@ -46,6 +47,9 @@ from stanchion.services.renewal import (
 )
 
 __all__ = ["Lease", "LeaseContended", "LeaseRefused", "Leasing", "LockHealth", "Outcome"]
+
+PROVEN_MS: Final = 500
+"""How long after an answer the lock store is taken to be available by work without a lease."""
 
 
 class LeaseContended(msgspec.Struct, frozen=True):
@@ -112,6 +116,20 @@ class Leasing:
         """
         remote = self.remote
         return remote is None or remote.is_local or remote.health.error is not None
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the locks are in this process, or their store has answered a moment ago.
+
+        Work that does not ask for its lease cannot find out that the lock store is unavailable.
+        So it asks once in a while: an outage is noticed, and counted, within that time.
+        """
+        remote = self.remote
+        if remote is None or remote.is_local:
+            return True
+        if remote.answered_at is None or remote.health.error is not None:
+            return False
+        return self.clock.moment() - remote.answered_at < PROVEN_MS
 
     async def close(self) -> None:
         """Stop probing. Holds must have ended before."""
@@ -182,12 +200,16 @@ class _Remote:
         self.is_local = locks.is_local
         self.health = LockHealth(locks, clock)
         self.renewer = Renewer(locks, self.health, clock, entropy, terms, tell)
+        self.answered_at: Moment | None = None
+        """When the last request for a lease was sent that the lock store has answered."""
 
     async def acquire(self, subject: LeaseSubject, *, floor: int, escalated: bool) -> Outcome:
         """Ask the lock store for the name, and apply the policy to its answer."""
         name, risk = subject.name, subject.risk
         sent_at = self._clock.moment()
         answer = await self._ask(subject, floor)
+        if not isinstance(answer, lease.Unavailable):
+            self.answered_at = sent_at
         at = self._clock.moment()
         decision = lease.on_acquire(answer, subject.policy, escalated=escalated)
         match decision:

@@ -325,11 +325,6 @@ class LockHealth:
         self.error = error
         self._work()
 
-    def suspect(self) -> None:
-        """Probe the lock store now: a call failed, which may have been slow only."""
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._check(), name="lock-health")
-
     def orphaned(self, name: str, token: str) -> None:
         """Release a lease that may have been granted without a holder, once the store answers.
 
@@ -349,10 +344,6 @@ class LockHealth:
     def _work(self) -> None:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._recover(), name="lock-health")
-
-    async def _check(self) -> None:
-        await self._probe()
-        await self._recover()
 
     async def _recover(self) -> None:
         """Probe until the store answers, then release orphaned leases."""

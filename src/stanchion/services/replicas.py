@@ -133,18 +133,13 @@ class ReplicaReporter:
         settings_revision: Callable[[], int],
         workers: Callable[[], tuple[WorkerSighting, ...]],
         lock_error: Callable[[], str | None] = lambda: None,
-        suspect_locks: Callable[[], None] = lambda: None,
     ) -> None:
-        """``lock_error``: why this replica does not call the lock store now, if it does not.
-
-        ``suspect_locks`` is called when the lock store did not answer the check before a report.
-        """
+        """``lock_error``: why this replica does not call the lock store now, if it does not."""
         self.replica = replica
         self._store: Store = backends.store
         self._clock: Clock = backends.clock
         self._locks = backends.locks
         self._lock_error = lock_error
-        self._suspect_locks = suspect_locks
         self._pings: Mapping[str, Ping] = {"locks": self._look_at_locks, "bus": backends.bus.ping}
         self._runs_held = runs_held
         self._settings_revision = settings_revision
@@ -185,8 +180,6 @@ class ReplicaReporter:
         self._health = await check_backends(self._pings)
         for name, said in self._health.items():
             self._note(name, is_ok=said == "ok")
-        if self._health["locks"] != "ok" and self._lock_error() is None:
-            self._suspect_locks()
         summary = msgspec.to_builtins(self._summary())
         sent, before = self._clock.moment(), self._clock.now()
         now = await self._store.report_replica(self.replica, summary, keep_ms=KEPT_MS)
