@@ -163,7 +163,7 @@ class Replica:
         self._watch_counts()
         self._watch_scheduler()
         self._watch_calls()
-        self._watch(vars(self.engine)["_leasing"])
+        self._watch(self.engine.leasing)
         # Of a batch, each step: its answers are counted also if the caller leaves before the last.
         for verb in ("start", "_refuse_rows", "_start_rows", "rerun", "submit"):
             self._time(verb)
