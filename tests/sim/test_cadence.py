@@ -8,12 +8,14 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
+from msgspec.structs import replace
+
 from stanchion.core.model import Instant, JobId, RunId, Stamp, TenantId, Topic
 from stanchion.core.topic_limits import TokenGrant, TokenPool
 from stanchion.ports.bus import Bell
 from stanchion.ports.locks import Granted, Renewed
 from stanchion.ports.records import JobLease
-from stanchion.services.gate_answers import GateFull
+from stanchion.services.gate_answers import GateCode, GateFailed, GateFull
 from stanchion.sim import cadence, renewals
 from stanchion.sim import invariants as must
 from stanchion.sim.cadence import CadenceRecord
@@ -375,6 +377,25 @@ def test_a_row_of_a_batch_may_be_refused_long_before_its_answer() -> None:
     # A caller that left was perhaps not refused: then no gap is known.
     assert answered(1_000, row=row, is_raised=True) == []
     assert answered(3_600, row=row, is_raised=True) == late
+
+
+def test_a_row_of_a_batch_may_fail_before_the_store_answers_another_start() -> None:
+    def answered(ms: int, *, batch_asked_at: Instant | None) -> list[str]:
+        broken: list[str] = []
+
+        async def main() -> None:
+            bench = _Bench()
+            failed = GateFailed(GateCode.GATE_UNAVAILABLE, "away", 4_000)
+            bench.record.gated(TENANT, failed, batch_asked_at=batch_asked_at)
+            await asyncio.sleep(8)
+            bench.record.gated(TENANT, replace(failed, retry_after_ms=ms))
+            broken.extend(bench.broken)
+
+        played(main)
+        return broken
+
+    assert answered(1_000, batch_asked_at=None) == ["delays within policy"]
+    assert answered(1_000, batch_asked_at=Instant(0)) == []
 
 
 def test_a_lock_is_renewed_at_its_time_until_its_hold_ends() -> None:

@@ -511,6 +511,8 @@ class CadenceRecord:
             self._full(tenant, None)
         if not isinstance(answer, GateFailed) or answer.code is GateCode.GATE_BUSY:
             return
+        if batch_asked_at is not None:
+            return  # the row failed a while ago, perhaps before the store last answered
         now_s = self._now_s()
         began_s, failed_s = self._outage or (now_s, now_s)
         if now_s - failed_s > _OUTAGE_FORGOTTEN_S * _EARLY:
