@@ -66,7 +66,7 @@ def rows() -> list[Row]:
     remote = loop.run(_count(locks_are_local=False))
     return [
         _row("store steps of a three-step run, embedded", local, 4),
-        _row("store and lock steps of a three-step run", remote, 5),
+        _row("store and lock steps of a three-step run", remote, 8),
     ]
 
 

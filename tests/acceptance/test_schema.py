@@ -77,7 +77,9 @@ async def _checked(stack: Stack, directory: Path, *options: str) -> int:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    assert code == 0, text[text.find("= FAILURES =") :][:20_000]
+    # Its own errors come first; without a heading of either kind, the end says what happened.
+    began = re.search(r"= (ERRORS|FAILURES) =", text)
+    assert code == 0, text[began.start() if began else -20_000 :][:20_000]
     found = re.search(r"(\d+) generated", text)
     assert found is not None, text[-2_000:]
     return int(found[1])

@@ -41,6 +41,7 @@ from stanchion.ports.records import (
     ResultRefused,
 )
 from stanchion.services import run_cache
+from stanchion.services.advance import LEASED_MS
 from stanchion.services.leasing import PROVEN_MS
 from stanchion.services.log import LOGGER
 from stanchion.services.run_cache import RunCache
@@ -174,16 +175,14 @@ async def test_a_mild_class_settles_without_the_lease(world: World) -> None:
 @virtual
 async def test_a_result_on_another_replica_takes_a_read_and_a_settle(world: World) -> None:
     one, two = world.add(), world.add()
-    await one.ask_locks()
-    await two.ask_locks()
     run_id = await _leased(world, one)
     for replica in (two, one, two):
         (leased,) = await world.lease(replica, "work")
+        await replica.ask_locks()
         assert await world.report(replica, leased) == (Accepted(leased.job.id, run_id),)
     assert (await world.run(run_id)).status == "succeeded"
     # The job of the next step tells each of them that what it remembers is out of date.
     assert (_steps(one), _steps(two)) == ({"load": 1, "settle": 1}, {"load": 2, "settle": 2})
-    assert one.locks.calls["acquire"] == two.locks.calls["acquire"] == 0
     assert all(map(_is_calm, (one, two)))
 
 
@@ -191,13 +190,14 @@ async def test_a_result_on_another_replica_takes_a_read_and_a_settle(world: Worl
 async def test_replicas_that_compete_for_a_run_read_it_again_once(world: World) -> None:
     one, two = world.add(), world.add()
     await one.ask_locks()
-    await two.ask_locks()
     run_id = await _leased(world, one, SIDE_BY_SIDE)
     (first,) = await world.lease(one, "work")
     await world.report(one, first)
     left, right = await world.lease(one, "work", max_jobs=2)
+    await two.ask_locks()
     await world.report(two, left)
     one.store.calls.clear()
+    await one.ask_locks()
     assert await world.report(one, right) == (Accepted(right.job.id, run_id),)
     assert (await world.run(run_id)).status == "succeeded"
     assert _steps(one) == {"settle": 2, "load": 1}
@@ -286,32 +286,53 @@ async def test_policy_says_whether_a_result_needs_the_lease(
 
 
 @virtual
-async def test_an_outage_of_the_lock_store_is_noticed_within_half_a_second(world: World) -> None:
+async def test_a_lock_store_that_has_just_gone_away_is_noticed_by_the_next_new_run(
+    world: World,
+) -> None:
     one = world.add()
-    await _leased(world, one)
+    for _ in range(2):
+        await _leased(world, one)
     await one.ask_locks()
     one.locks_away()
-    (leased,) = await world.lease(one, "work")
-    await world.report(one, leased)
+    first, second = await world.lease(one, "work", max_jobs=2)
+    await world.report(one, first)
     assert one.metric("workflow_lock_fallback_total", risk="standard") == 0
-    (leased,) = await world.lease(one, "work")
     await asyncio.sleep(PROVEN_MS / 1000)
-    await world.report(one, leased)
+    await world.report(one, second)
     await asyncio.sleep(0.1)
     assert one.metric("workflow_lock_fallback_total", risk="standard") == 1
 
 
 @virtual
-async def test_the_first_of_the_results_of_half_a_second_asks_for_the_lease(world: World) -> None:
+async def test_on_a_quiet_replica_the_first_result_of_a_run_asks_for_its_lease(
+    world: World,
+) -> None:
+    one = world.add()
+    needs = {"one": [], "two": ["one"], "three": ["two"], "four": ["three"]}
+    steps = {each: job("work", *needed) for each, needed in needs.items()}
+    await _leased(world, one, workflow("four", **steps))
+
+    async def reported(after_s: float) -> int:
+        await asyncio.sleep(after_s)
+        await world.report(one, *await world.lease(one, "work"))
+        await asyncio.sleep(0.1)
+        return one.locks.calls["acquire"]
+
+    assert [await reported(after_s) for after_s in (0, 1, 20, LEASED_MS / 1000)] == [1, 1, 1, 2]
+
+
+@virtual
+async def test_on_a_busy_replica_one_of_many_runs_asks_for_its_lease(world: World) -> None:
     one = world.add()
     for number in range(1, 4):
         await _leased(world, one)
         for _ in range(3):
-            (leased,) = await world.lease(one, "work")
-            await world.report(one, leased)
-            await asyncio.sleep(0.01)
+            await world.report(one, *await world.lease(one, "work"))
+            await asyncio.sleep(0.001)
         assert one.locks.calls["acquire"] == number
-        assert one.store.calls["settle"] == 2 * number
+        await _leased(world, one)
+        await world.report(one, *await world.lease(one, "work"))
+        assert one.locks.calls["acquire"] == number
         await asyncio.sleep(PROVEN_MS / 1000)
 
 

@@ -64,11 +64,11 @@ async def test_what_whoever_waits_is_told_is_what_the_store_has(world: World) ->
 @virtual
 async def test_whoever_waits_where_a_run_ends_does_not_read_it_again(world: World) -> None:
     one = world.add()
-    await one.ask_locks()
     await world.define(ONE)
     run_id = await world.start(one, "one")
     watch = watched(one, run_id)
     await asyncio.sleep(0.1)
+    await one.ask_locks()
     done: list[str] = []
     one.on_call(lambda verb, is_done: done.append(verb) if is_done else None)
     await world.report(one, *await world.lease(one, "work"))

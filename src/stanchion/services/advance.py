@@ -12,9 +12,9 @@ has changed or its inbox is not empty. In all other cases the results are accept
 first, and the turn goes on as above. Results that arrive while the run is being settled wait for
 the next step of the same turn.
 
-Classes that go on without the lock store, and after a lost lease, settle without the lease while
-the lock store is known to answer. Twice a second one of them asks for its lease, so that an outage
-is noticed.
+Classes that go on without the lock store, and after a lost lease, settle without the lease if it
+was granted here in the last half minute, or if the lock store has answered a moment ago. So the
+first result of a run on a quiet replica asks for the lease: it notices if the lock store is away.
 ``settle`` compares all that the lease could protect for them, and an advance of another replica
 always has an entry in the inbox, so the two never compete. A run that is not remembered here, or
 has changed elsewhere since, is read first: two steps of the store, where acceptance, lease, read,
@@ -92,6 +92,8 @@ LOOKS_MAX: Final = 200
 """Reads of one inbox in one hold; then another replica may take the run."""
 EVENTS_MAX: Final = 500
 """Events decided on in one commit."""
+LEASED_MS: Final = 30_000
+"""How long after its lease was granted here a run may be settled without it."""
 NUDGED_MAX: Final = 2
 """Promoted runs that are advanced at once after a commit: each freed slot promotes one."""
 TURNS_MAX: Final = 2_000
@@ -354,11 +356,13 @@ class Advancer:
     def _needs_no_lease(self, run_id: RunId, known: KnownRun | None) -> bool:
         """Whether results of the run may be settled without its lease, if it need not be read.
 
-        If the lock store has not answered lately, the lease is asked for: then policy decides, and
-        fallbacks are counted.
+        The lease is asked for unless it was granted here lately, or the lock store has answered a
+        moment ago: if it is away policy decides, and fallbacks are counted.
         """
-        of = self._classes.get(run_id)
-        if not self._leasing.is_proven:
+        of, remote = self._classes.get(run_id), self._leasing.remote
+        if remote is not None and remote.health.error is not None:
+            return False
+        if not (self._leasing.is_proven or self._was_leased(known)):
             return False
         if known is not None and known.run.stamp.is_held_by_hand:
             return False
@@ -370,6 +374,11 @@ class Advancer:
             and policy.on_renewal_lost is OnRenewalLost.CONTINUE
             and not self._rules.closes(of.risk)
         )
+
+    def _was_leased(self, known: KnownRun | None) -> bool:
+        if known is None or known.leased_at is None:
+            return False
+        return self._clock.moment() - known.leased_at < LEASED_MS
 
     def _join(self, run_id: RunId, posted: InboxEntry | None = None) -> asyncio.Task[Outcome]:
         turn = self._turns.get(run_id)
@@ -441,7 +450,12 @@ class Advancer:
                 if not isinstance(held, Lease):
                     why = held.error if isinstance(held, LeaseRefused) else _TAKEN
                     _trace_failed_wait(run_id, known, asked_ns, why)
-            return await self._with_lease(run_id, turn, held, known.risk, seen)
+            outcome = await self._with_lease(run_id, turn, held, known.risk, seen)
+        if isinstance(outcome, Advanced) and isinstance(held, Lease) and not held.is_degraded:
+            advanced = self._runs.get(run_id)
+            if advanced is not None:
+                advanced.leased_at = self._clock.moment()
+        return outcome
 
     async def _with_lease(
         self,

@@ -50,6 +50,8 @@ class KnownRun(msgspec.Struct, gc=False):
     input_bytes: int
     size_bytes: int
     changed_at: Moment
+    leased_at: Moment | None = None
+    """When its lease was granted here, and the run was advanced under it."""
     like: tuple[Admission, AlikeStart] | None = None
     """If set, ``run`` is another run that began alike, from which this one is made when needed."""
 
@@ -91,6 +93,8 @@ class RunCache:
             return
         kept = replace(run, items={}) if run.items else run
         known = KnownRun(kept, ref(plan), input_bytes, size_bytes, self._clock.moment())
+        if before is not None:
+            known.leased_at = before.leased_at
         if is_large:
             self._wide.add(run.id, known, size_bytes_max=WIDE_RUNS_KEPT_BYTES_MAX)
         else:

@@ -8,12 +8,12 @@
 local answer = {}
 local most = tonumber(ARGV[1])
 for i = 1, #KEYS, 2 do
-  local turns, of, found, left = KEYS[i], KEYS[i + 1], {}, most
-  local waiting = redis.call('ZRANGEBYSCORE', turns, '-inf', whole(now), 'LIMIT', 0, ARGV[2])
+  local found, left = {}, most
+  local waiting = redis.call('ZRANGEBYSCORE', KEYS[i], '-inf', whole(now), 'LIMIT', 0, ARGV[2])
 
   local function look(tenant, skip, count)
     local mine = sized(tenant)
-    local lines = redis.call('ZRANGEBYLEX', of,
+    local lines = redis.call('ZRANGEBYLEX', KEYS[i + 1],
       '[' .. mine, '(' .. mine .. padded(now + 1), 'LIMIT', skip, count)
     for place, line in ipairs(lines) do
       found[#found + 1] = skip + place
@@ -23,14 +23,14 @@ for i = 1, #KEYS, 2 do
     end
     left = left - #lines
     if #lines > 0 then
-      redis.call('ZADD', turns, whole(now), tenant)
+      redis.call('ZADD', KEYS[i], whole(now), tenant)
     elseif skip == 0 then
-      local line = redis.call('ZRANGEBYLEX', of,
+      local line = redis.call('ZRANGEBYLEX', KEYS[i + 1],
         '[' .. mine, '(' .. mine .. '\255', 'LIMIT', 0, 1)[1]
       if line then
-        redis.call('ZADD', turns, tonumber(string.sub(line, #mine + 1, #mine + 16)), tenant)
+        redis.call('ZADD', KEYS[i], tonumber(string.sub(line, #mine + 1, #mine + 16)), tenant)
       else
-        redis.call('ZREM', turns, tenant)
+        redis.call('ZREM', KEYS[i], tenant)
       end
     end
     return #lines == count
