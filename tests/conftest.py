@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 SOAK = os.environ.get("STANCHION_TEST_SCALE") == "soak"
@@ -24,3 +27,16 @@ os.environ.pop("COLUMNS", None)
 # starts inherits that: the tests that press it would wait for nothing.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def as_in_a_server() -> Iterator[None]:
+    """The garbage collector as a server sets it, which passes over what tests have loaded."""
+    from stanchion.assemble import GC_THRESHOLDS  # noqa: PLC0415 - few tests need a server's modules
+
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from html import unescape
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from stanchion.console.pages import PAGES
@@ -180,6 +181,7 @@ async def test_a_long_name_or_address_makes_no_long_header() -> None:
         assert (themed.status, themed.headers["location"]) == (303, "/console")
 
 
+@pytest.mark.usefixtures("as_in_a_server")
 async def test_a_large_page_is_made_in_turn_with_other_requests() -> None:
     choices = {f"p{n}": {"enum": [f"{m:050}" for m in range(10)]} for n in range(60)}
     ask = {"approval": {"message": "?", "data_schema": {"properties": choices}}}

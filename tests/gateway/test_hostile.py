@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,6 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from stanchion.assemble import GC_THRESHOLDS
 from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import TenantId
 from stanchion.gateway import GatewayOptions
@@ -505,17 +503,6 @@ def _slowness() -> float:
     for number in range(20_000):
         total += number * number
     return max(1.0, (time.thread_time() - began_s) / LOOP_S)
-
-
-@pytest.fixture
-def as_in_a_server() -> Iterator[None]:
-    """The garbage collector as a server sets it."""
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    yield
-    gc.set_threshold(*before)
-    gc.unfreeze()
 
 
 @pytest.mark.usefixtures("as_in_a_server")
