@@ -34,8 +34,12 @@ class Seen(NamedTuple):
 
 
 def plain_environment(**more: str) -> dict[str, str]:
-    """This process's environment, without what would change how a command behaves or looks."""
-    ours = ("STANCHION_", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_", "_STANCHION_")
+    """This process's environment, without what would change how a command behaves or looks.
+
+    Nor without bytecode, which an installed command has.
+    """
+    looks = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_")
+    ours = ("STANCHION_", "_STANCHION_", "PYTHONDONTWRITEBYTECODE", *looks)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return kept | {"TERM": "xterm-256color", "LANG": "C.UTF-8"} | more
 

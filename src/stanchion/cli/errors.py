@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote
 
 import click
 
@@ -163,7 +162,7 @@ def error_from(document: object, *, status: int, path: str, caller: CallContext)
     elif code == "not_found" and (named := _named(path)) and named not in text:
         text = f"{text}: {named}"
     if code == "forbidden" and caller.role is not None:
-        text = _ROLES.sub(rf"\1 the role {caller.role}", text, count=1)
+        text = re.sub(_ROLES, rf"\1 the role {caller.role}", text, count=1)
     return CliError(
         _message(problem, code, text),
         exit_for(status),
@@ -183,7 +182,13 @@ def _named(path: str) -> str | None:
     """What the path names: ``report`` in ``/v1/workflows/report/runs``; nothing in a list's."""
     named = (*_LISTS, "/v1/jobs")
     near = max((each for each in named if path.startswith(f"{each}/")), key=len, default=None)
-    return None if near is None else unquote(path.removeprefix(f"{near}/").split("/")[0])
+    return None if near is None else _unquoted(path.removeprefix(f"{near}/").split("/")[0])
+
+
+def _unquoted(part: str) -> str:
+    from urllib.parse import unquote  # noqa: PLC0415 - only for an error: 2 ms of every command
+
+    return unquote(part)
 
 
 _NO_STEP: Final = "there is no such step"
@@ -193,7 +198,7 @@ def _step(path: str) -> tuple[str, str] | None:
     """The run and the step that the path names."""
     match path.split("/")[1:]:
         case ["v1", "runs", run_id, "steps", step_id, *_]:
-            return unquote(run_id), unquote(step_id)
+            return _unquoted(run_id), _unquoted(step_id)
         case _:
             return None
 
@@ -282,7 +287,7 @@ def _mended(problem: Mapping[str, Any], path: str, caller: CallContext) -> str |
     said = " ".join([str(problem.get("detail", "")), *_faults(problem.get("errors"))])
     if path.endswith("/rerun") and "has no step" in said:
         return f"see the run's steps: stanchion run show {path.split('/')[3]}{caller.flags}"
-    one = _OF_ONE_TENANT.search(said)
+    one = re.search(_OF_ONE_TENANT, said)
     if one is not None and path == "/v1/admin/keys":
         return (
             "name its tenant:"
@@ -290,7 +295,7 @@ def _mended(problem: Mapping[str, Any], path: str, caller: CallContext) -> str |
             " for all tenants, use the role operator:"
             f" stanchion key create --role operator --for '*'{caller.flags}"
         )
-    missing = _MISSING_WORKFLOW.search(said)
+    missing = re.search(_MISSING_WORKFLOW, said)
     if problem.get("code") == "invalid_workflow" and missing is not None:
         flag = " --shared" if missing[1] else ""
         return f"apply that workflow first: stanchion workflow apply{flag} FILE{caller.flags}"
@@ -299,8 +304,9 @@ def _mended(problem: Mapping[str, Any], path: str, caller: CallContext) -> str |
     return None
 
 
-_MISSING_WORKFLOW: Final = re.compile("there is no (shared )?workflow")
-_OF_ONE_TENANT: Final = re.compile(r"a key with the role (\w+) is for one tenant")
+# Patterns are compiled when an error is shown: every command loads this module.
+_MISSING_WORKFLOW: Final = "there is no (shared )?workflow"
+_OF_ONE_TENANT: Final = r"a key with the role (\w+) is for one tenant"
 
 
 def _found(detail: str, path: str, caller: CallContext) -> str | None:
@@ -312,7 +318,7 @@ def _found(detail: str, path: str, caller: CallContext) -> str | None:
         flag = " --shared" if parts[2] == "shared" else ""
         return f"see the one in force: stanchion workflow show {parts[-1]}{flag}{caller.flags}"
     if path.startswith("/v1/jobs/"):
-        run_id, colon, _ = unquote(parts[3]).partition(":")
+        run_id, colon, _ = _unquoted(parts[3]).partition(":")
         run = run_id if colon else "RUN"
         return (
             "a step's job is called RUN:STEP@ATTEMPT; see the jobs that a run waits for:"
@@ -368,7 +374,7 @@ def _settled(detail: str, path: str, caller: CallContext) -> str | None:
     return None
 
 
-_ROLES: Final = re.compile(r"(needs|with) the role (\w+)(?: or \w+)*")
+_ROLES: Final = r"(needs|with) the role (\w+)(?: or \w+)*"
 """The roles that are needed, the least first, in the detail of a refusal."""
 
 
@@ -390,7 +396,7 @@ def _allowed(detail: str, caller: CallContext) -> str:
             "leave --tenant and STANCHION_TENANT out or name the key's own tenant, or use a key for"
             f" {other}"
         )
-    needed = _ROLES.search(detail)
+    needed = re.search(_ROLES, detail)
     role = caller.role or (needed[2] if needed else "ROLE")
     tenant = "'*'" if "for all tenants" in detail else "TENANT"
     if tenant == "'*'" and role in {"approver", "runner"}:

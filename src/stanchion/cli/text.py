@@ -64,7 +64,7 @@ def excerpt(value: str | None) -> str:
     return whole if len(whole) <= width else whole[: width - 1] + "…"
 
 
-_COMMAND: Final = re.compile(r"stanchion(?: [^\s;,()]+)+")
+_COMMAND: Final = r"stanchion(?: [^\s;,()]+)+"
 _JOINT: Final = "\0"
 """Marks a space at which a line must not end."""
 
@@ -77,7 +77,7 @@ def sentence(text: str, indent: str = "") -> str:
     room = shutil.get_terminal_size(fallback=(0, 0)).columns
     if not 0 < room < len(text):
         return text
-    joined = _COMMAND.sub(lambda command: command[0].replace(" ", _JOINT), text)
+    joined = re.sub(_COMMAND, lambda command: command[0].replace(" ", _JOINT), text)
     lines = textwrap.fill(
         joined, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
@@ -358,7 +358,7 @@ def lines_of(document: Any) -> list[str]:  # noqa: ANN401 - any JSON value
 
 # ── YAML ─────────────────────────────────────────────────────────────────────────────────────────
 
-_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*(?: [A-Za-z0-9_./-]+)*")
+_PLAIN: Final = r"[A-Za-z_][A-Za-z0-9_./-]*(?: [A-Za-z0-9_./-]+)*"
 _RESERVED: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 """Words that some YAML parsers do not read as text."""
 _KEY_CHARS_MAX: Final = 1000
@@ -411,7 +411,7 @@ def _yaml_flow(value: object) -> str:
 def _yaml_scalar(value: object) -> str:
     if not isinstance(value, str):
         return json.dumps(value)
-    if _PLAIN.fullmatch(value) and value.lower() not in _RESERVED:
+    if re.fullmatch(_PLAIN, value) and value.lower() not in _RESERVED:
         return value
     quoted = json.dumps(value, ensure_ascii=False)
     return "".join(char if char.isprintable() else _yaml_escape(char) for char in quoted)
