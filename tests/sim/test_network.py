@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,8 +16,10 @@ from stanchion.ports.locks import AcquireTooLate, Granted
 from stanchion.sim.history import History
 from stanchion.sim.lock_ledger import LockLedger
 from stanchion.sim.loop import LoopClock, Process, VirtualLoop
-from stanchion.sim.network import CLEAR, SimLink, Weather
+from stanchion.sim.network import CLEAR, Network, SimLink, Weather
 from stanchion.sim.servers import LockPort, LockServer
+from stanchion.sim.subscribers import StreamTransport
+from stanchion.transport.messages import Request
 
 SURE = 1.0
 
@@ -191,5 +194,39 @@ def test_a_late_acquire_takes_nothing() -> None:
         assert isinstance(answer, Granted)
         assert not isinstance(answer, AcquireTooLate)
         assert bench.history.broken == []
+
+    played(main)
+
+
+def test_a_subscriber_that_ends_while_its_stream_is_opened_hangs_up() -> None:
+    async def main() -> None:
+        seen: list[str] = []
+
+        async def app(_scope: object, receive: Callable[[], Any], _send: object) -> None:
+            await receive()
+            seen.append((await receive())["type"])
+
+        caller, replica = Process("subscriber"), Mock(process=Process("replica"), app=app)
+        replica.inflight = {}
+        network = Network(caller, lambda: [replica], Random(1), Counter(), CLEAR)
+        world = Mock(up=lambda: [replica])
+        transport = StreamTransport(network, world, Random(1), lambda: None)
+        opening = asyncio.create_task(
+            transport.send(
+                Request(
+                    name="events",
+                    method="GET",
+                    path="/v1/events",
+                    timeout_s=5.0,
+                    is_repeatable=True,
+                    is_stream=True,
+                )
+            )
+        )
+        await asyncio.sleep(0.1)
+        opening.cancel()
+        await asyncio.wait([opening])
+        await asyncio.sleep(0.1)
+        assert seen == ["http.disconnect"]
 
     played(main)

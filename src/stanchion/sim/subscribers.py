@@ -170,6 +170,9 @@ class StreamTransport:
         except TimeoutError:
             stream.break_off()
             return NoReply(Silence.TIMED_OUT, "no answer in time")
+        except asyncio.CancelledError:
+            stream.break_off()  # the day is over; so is the connection
+            raise
         if outcome is not None:
             return outcome
         self._on_open()
