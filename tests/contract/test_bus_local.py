@@ -49,6 +49,22 @@ async def test_a_retry_comes_after_exactly_its_delay(stage: _Stage) -> None:
 
 
 @in_virtual_time(_Stage)
+async def test_what_waits_for_its_retry_is_no_backlog(stage: _Stage) -> None:
+    desk = Desk(lambda _call, _time: Retry(500))
+    async with consuming(stage.bus, desk.handle, at_once_max=1):
+        await stage.bus.publish(rows(2))
+        found = [await stage.bus.backlog()]
+        await desk.next_few(2)
+        await stage.clock.sleep(0.25)
+        found.append(await stage.bus.backlog())
+        assert await stage.bus.pending() == 2
+        desk.open.clear()
+        await stage.clock.sleep(0.3)
+        found.append(await stage.bus.backlog())
+    assert found == [2, 0, 2]
+
+
+@in_virtual_time(_Stage)
 async def test_a_retry_is_due_in_the_store_at_the_same_time(stage: _Stage) -> None:
     """So a process that starts meanwhile, after a crash, brings it neither too early nor late."""
     desk = Desk(lambda _call, _time: Retry(500))

@@ -93,6 +93,9 @@ class Bells:
     async def pending(self) -> int:
         return 0
 
+    async def backlog(self) -> int:
+        return 0
+
     async def ping(self) -> None:
         """It is here."""
 

@@ -89,6 +89,10 @@ class BusLine:
         await self.ping()
         return await self._calls.pending()
 
+    async def backlog(self) -> int:
+        await self.ping()
+        return await self._calls.backlog()
+
     async def ping(self) -> None:
         if self.is_away:
             raise BackendUnavailable("the bus is away")

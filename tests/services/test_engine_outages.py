@@ -13,8 +13,9 @@ from stanchion.core.workflow import DelaySpec, ForEachSpec
 from stanchion.ports.bus import Retry
 from stanchion.ports.errors import BackendError
 from stanchion.services.engine import Terms
+from stanchion.services.outbox import POLL_S, TIMERS_MAX
 from tests.services.faulty_locks import Fault
-from tests.services.stage import Replica, World, job, under_lease, virtual, workflow
+from tests.services.stage import GLOBEX, Replica, World, job, under_lease, virtual, workflow
 
 OPEN = (Risk.LOW, Risk.STANDARD)
 CLOSED = (Risk.HIGH, Risk.CRITICAL)
@@ -96,6 +97,30 @@ async def test_without_locks_the_strict_classes_wait_and_finish_when_they_are_ba
     two.locks_away(is_away=False)
     assert await world.ended(run_id, within_s=4) == "succeeded"
     await world.assert_nothing_left()
+
+
+@virtual
+async def test_runs_that_wait_for_the_lock_store_do_not_stop_the_timers_of_others(
+    world: World,
+) -> None:
+    one = world.add()
+    await world.define(replace(ONE, risk=Risk.HIGH))
+    await world.define(PAUSE, tenant=GLOBEX)
+    waiting = [await world.start(one, "one") for _ in range(TIMERS_MAX + 10)]
+    leased = await world.lease(one, "work", max_jobs=len(waiting))
+    one.locks_away()
+    await world.report(one, *leased)
+    await asyncio.sleep(1)
+    assert await one.bus.pending() == len(waiting)
+    run_id = await world.start(one, "pause", tenant=GLOBEX)
+    world.work(one, "work")
+    assert await world.ended(run_id, within_s=7) == "succeeded"
+    calls = one.store.calls["fire_timers"]
+    await asyncio.sleep(10)
+    assert one.store.calls["fire_timers"] - calls <= 10 / POLL_S
+    one.locks_away(is_away=False)
+    for each in waiting:
+        assert await world.ended(each, within_s=RECOVERED_S) == "succeeded"
 
 
 @pytest.mark.parametrize("risk", [Risk.STANDARD, Risk.HIGH])

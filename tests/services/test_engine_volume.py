@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
+from stanchion.core.events import CancelRequested
 from stanchion.core.model import RunId, RunStatus, TenantId, Topic
 from stanchion.core.queue import OnFull
 from stanchion.core.workflow import DelaySpec, ForEachSpec
 from stanchion.ports.records import Tenant
 from stanchion.services.advance import NUDGED_MAX, Advancer
-from stanchion.services.outbox import POLL_S
+from stanchion.services.outbox import POLL_S, TIMERS_MAX
 from tests.services.stage import ACME, World, job, under_lease, virtual, workflow
 
 ONE = workflow("one", step=job("work"))
@@ -98,6 +99,24 @@ async def test_a_timer_of_another_tenant_does_not_wait_behind_thousands(
     await asyncio.sleep(10)
     assert {(await world.run(run_id)).status for run_id in crowd} == {"succeeded"}
     await world.assert_nothing_left()
+
+
+@virtual
+async def test_a_timer_does_not_wait_until_the_calls_of_another_tenant_have_ended(
+    world: World,
+) -> None:
+    one, quiet = world.add(each_way_s=0), TenantId("quiet")
+    await world.define(ONE)
+    await world.define(PAUSE, tenant=quiet)
+    late = await world.start(one, "pause", tenant=quiet)
+    crowd = [await world.start(one, "one") for _ in range(3_000)]
+    await asyncio.sleep(58)
+    one.store.each_way_s = 0.1
+    for run_id in crowd:
+        await world.store.post(run_id, CancelRequested(actor="test"), entry_id="cancel")
+    await asyncio.sleep(6)
+    assert await one.bus.pending() > 2 * TIMERS_MAX
+    assert (await world.run(late)).status == "succeeded"
 
 
 @virtual

@@ -97,6 +97,9 @@ class Bus(Protocol):
     async def pending(self) -> int:
         """The number of pending calls."""
 
+    async def backlog(self) -> int:
+        """``pending``, without the calls that wait for their retry if ``has_turns``."""
+
     async def ping(self) -> None:
         """Return if the bus answers. Raises ``BackendError``."""
 

@@ -37,7 +37,7 @@ from stanchion.services.log import OutageLogger
 
 ROWS_MAX: Final = 500
 TIMERS_MAX: Final = 256
-"""Calls that fired timers may have under way: beyond that they are not fired."""
+"""Calls that may be under way: beyond that few timers are fired."""
 HOLD_MS: Final = 5_000
 """A published row that was not confirmed becomes due again after this."""
 POLL_S: Final = 0.2
@@ -136,6 +136,9 @@ class Relay:
         has_more = False
         if room >= _HERE_MIN:
             has_more = len(await self._outbox.fire_timers(limit=room)) == room
+        elif has_turns:
+            # The calls may be of other tenants than the timers, and have no end.
+            await self._outbox.fire_timers(limit=_HERE_MIN)
         is_here = (self._is_behind or has_more) and not has_turns
         free = (HERE_MAX if is_here else ROWS_MAX) - len(self._here)
         if free < (_HERE_MIN if is_here else 1):
@@ -153,7 +156,7 @@ class Relay:
         if not self._bus.has_turns:
             return HERE_MAX - len(self._here)
         with suppress(BackendError):
-            return TIMERS_MAX - await self._bus.pending() - len(self._here)
+            return TIMERS_MAX - await self._bus.backlog() - len(self._here)
         return HERE_MAX - len(self._here)  # the bus is unavailable
 
     async def _has_room(self) -> bool:

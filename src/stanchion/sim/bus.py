@@ -219,6 +219,9 @@ class BusPort:
     async def pending(self) -> int:
         return await self.link.ask("pending", self._server.pending)
 
+    async def backlog(self) -> int:
+        return await self.pending()
+
     async def ping(self) -> None:
         await self.link.ask("ping", lambda: None)
 

@@ -69,6 +69,9 @@ class LocalBus:
     async def pending(self) -> int:
         return len(self._pending)
 
+    async def backlog(self) -> int:
+        return len(self._pending) - len(self._waits)
+
     async def ping(self) -> None:
         if self._is_closed:
             raise BackendUnavailable("the bus is closed")

@@ -128,6 +128,9 @@ class NatsBus:
     async def pending(self) -> int:
         return await self._connection.manage(lambda manager: count_messages(manager, self._names))
 
+    async def backlog(self) -> int:
+        return await self.pending()
+
     async def ping(self) -> None:
         await self.pending()
 
