@@ -27,6 +27,7 @@ from stanchion.core.model import (
     Topic,
 )
 from stanchion.core.queue import QueueRequest
+from stanchion.core.transition import Transition
 from stanchion.core.workflow import ForEachSpec, Workflow
 from stanchion.ports.bus import Ack
 from stanchion.ports.errors import BackendUnavailable
@@ -35,6 +36,8 @@ from stanchion.ports.records import (
     Accepted,
     AlikeStart,
     AlikeStarts,
+    Commit,
+    Committed,
     OutboxRow,
     RejectedCode,
     Result,
@@ -499,6 +502,33 @@ async def test_another_tenants_result_is_unknown(world: World) -> None:
     answers = await one.inbox.results([result], tenant=GLOBEX)
     assert answers == (ResultRefused(leased.job.id, RejectedCode.UNKNOWN_JOB),)
     assert one.store.calls["settle"] == 0
+
+
+@virtual
+async def test_another_tenants_result_is_unknown_while_the_run_is_read_again(world: World) -> None:
+    one = world.add()
+    three = workflow("three", a=job("work"), b=job("work"), c=job("work"))
+    run_id = await _leased(world, one, under_lease(three))
+    first, second, third = await world.lease(one, "work", max_jobs=3)
+    stolen = Result(job_id=third.job.id, fence=third.fence, worker_id="stranger")
+    sent: list[asyncio.Task[object]] = []
+
+    async def change() -> None:
+        run = await world.run(run_id)
+        same = Transition(status=run.status)
+        written = Commit(run_id=run_id, transition=same, read=run.stamp, nonce="n", fence=None)
+        assert isinstance(await world.store.commit(written), Committed)
+
+    async def steal() -> None:
+        sent.append(asyncio.create_task(one.inbox.results([stolen], tenant=GLOBEX)))
+        await asyncio.sleep(0.01)
+
+    one.store.script("commit", change, steal)  # a conflict: the run is forgotten, and read again
+    await world.report(one, first)
+    await asyncio.sleep(1)
+    assert await sent[0] == (ResultRefused(third.job.id, RejectedCode.UNKNOWN_JOB),)
+    await world.report(one, second, third)
+    assert await world.ended(run_id) == "succeeded"
 
 
 def test_the_memory_of_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

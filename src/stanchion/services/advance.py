@@ -529,9 +529,7 @@ class Advancer:
         except BackendError:
             return False
         known = self._runs.get(run_id)
-        if known is None or not self._needs_no_lease(run_id, known):
-            return False
-        return all(each.tenant in {None, known.run.tenant} for each in turn.waiting)
+        return known is not None and self._needs_no_lease(run_id, known)
 
     async def _class_of(self, loaded: Loaded) -> _Class:
         plan = await self._plan_unless_broken(loaded.run)
@@ -608,9 +606,12 @@ class Advancer:
 
         Those that arrive meanwhile wait for the next time.
         """
-        known, deliveries = self._runs.get(run_id), tuple(turn.waiting)
+        known, deliveries, turn.has_moved = self._runs.get(run_id), tuple(turn.waiting), False
         results = [result for delivery in deliveries for result in delivery.results]
         if known is None or len(results) > EVENTS_MAX:
+            return None
+        # Some may have come while the run, and so its tenant, was not known here.
+        if not {delivery.tenant for delivery in deliveries} <= {None, known.run.tenant}:
             return None
         tracing, traceparent = telemetry.tracing, known.run.traceparent
         if tracing is None or traceparent is None or not telemetry.is_sampled(traceparent):
