@@ -361,6 +361,28 @@ async def test_a_run_that_is_held_by_hand_moves_on_no_replica(world: World) -> N
 
 
 @virtual
+async def test_a_hold_by_hand_outlasts_an_outage_of_the_lock_store(world: World) -> None:
+    one = world.add()
+    run_id = await _first_step(world, one)
+    (leased,) = await world.lease(one, "work")
+    audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
+    by_hand = one.services.lock_audit
+    assert by_hand is not None
+    assert isinstance(await by_hand.hold(f"run/{run_id}", ttl_ms=60_000, audit=audit), Granted)
+    one.locks_away()
+    await world.report(one, leased)
+    (leased,) = await world.lease(one, "work")  # its class goes on while nobody can be asked
+    one.locks_away(is_away=False)
+    await asyncio.sleep(5)
+    await one.ask_locks()
+    before = await world.run(run_id)
+    await world.report(one, leased)
+    await asyncio.sleep(1)
+    assert await world.run(run_id) == before
+    assert await world.ended(run_id, within_s=60) == "succeeded"
+
+
+@virtual
 async def test_a_run_of_a_killed_replica_moves_within_five_seconds(
     world: World,
 ) -> None:

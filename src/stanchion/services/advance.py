@@ -49,6 +49,7 @@ from stanchion import telemetry
 from stanchion.core.events import AttemptFailed, AttemptSucceeded
 from stanchion.core.lease import LeaseLost, LeaseOverride, OnLockError, OnRenewalLost
 from stanchion.core.model import (
+    BY_HAND,
     JobId,
     Risk,
     Run,
@@ -681,7 +682,7 @@ class Advancer:
             run_id=run.id,
             transition=transition,
             read=run.stamp,
-            nonce=self._entropy.token(),
+            nonce=self._nonce(run, lease),
             fence=lease.fence,
             applied=tuple(entry.id for entry in posted),
         )
@@ -700,6 +701,11 @@ class Advancer:
         self._signals.settled(len(results))
         self._note_commit(known.run, plan, transition, answer, lease)
         return Advanced(transition.status)
+
+    def _nonce(self, run: Run, lease: Lease) -> str:
+        """The nonce of a commit. Without the lock store nobody knows whether a hold is over."""
+        is_still_held = lease.is_degraded and run.stamp.is_held_by_hand
+        return (BY_HAND if is_still_held else "") + self._entropy.token()
 
     def _missed(self, turn: _Turn, run_id: RunId, cause: SettleMiss) -> None:
         turn.has_moved = cause in _RUN_MOVED
@@ -782,7 +788,7 @@ class Advancer:
             run_id=loaded.run.id,
             transition=transition,
             read=loaded.run.stamp,
-            nonce=self._entropy.token(),
+            nonce=self._nonce(loaded.run, lease),
             fence=lease.fence,
             applied=tuple(entry.id for entry in entries),
         )
