@@ -119,6 +119,23 @@ async def test_tenants_with_due_timers_take_turns(store: Store) -> None:
     assert set(seen) == set(runs)
 
 
+async def test_a_tenant_takes_its_turn_also_beside_tenants_of_many_other_shards(
+    store: Store,
+) -> None:
+    by_shard: dict[int, list[TenantId]] = {}
+    for number in range(100):
+        tenant = TenantId(f"tenant-{number:03}")
+        by_shard.setdefault(shard_of_tenant(tenant), []).append(tenant)
+    (first, quiet, *_), *more = sorted(by_shard.values(), key=len, reverse=True)
+    others = [each[0] for each in more[:19]]
+    now = await store.now()
+    for loud in (first, *others):
+        await _with_timers(store, loud, *[Instant(now - 500)] * 20)
+    late = await _with_timers(store, quiet, Instant(now - 1))
+    looks = (len(others) + 2) // 6 + 2  # a quarter of each look is for the earliest
+    assert late in [run_id for _ in range(looks) for run_id in await store.fire_timers(limit=8)]
+
+
 async def test_tenants_whose_timers_were_cleared_do_not_hide_those_of_others(store: Store) -> None:
     *idle, loud, quiet = _tenants_of_one_shard(12)
     now = await store.now()

@@ -1,5 +1,5 @@
 -- fire: turn a due timer into an inbox entry.
--- KEYS   run inbox out outbox rows timers timers_of
+-- KEYS   run inbox out outbox rows timers timers_of timer_turns
 -- ARGV   1 run id  2 timer  3 the time at which it was due  4 tenant; '' if that is not known
 -- ANSWER 1; 0 if it was removed or replaced since
 -- USES   time text inbox
@@ -13,6 +13,7 @@ if not packed or redis.call('ZSCORE', key.timers, run_id .. timer) ~= due then
   return 0
 end
 redis.call('ZREM', key.timers, run_id .. timer)
+redis.call('ZADD', key.timer_turns, 'XX', 'GT', whole(now), tenant)
 redis.call('HDEL', key.out, 't:' .. timer)
 put(run_id, 'timer:' .. timer .. '#' .. due, cmsgpack.unpack(packed)[2], now)
 return 1

@@ -3,8 +3,9 @@
 --   set_timers(tenant, timers)      a list: due, run id and name of a timer, …
 --   forget_timers(tenant, names)    removes those that are set; a name begins with the run id
 --   line_of_timer(tenant, due, name)   its entry in ``timers_of``
--- ``timer_turns`` has for each tenant a time at which its next timer is due, or an earlier one: see
--- due_turns. Processes of earlier versions do not know it, nor ``timers_of``.
+-- ``timer_turns`` has for each tenant a time at which its next timer is due, or an earlier one; if
+-- that is over, its last turn: see due_turns and fire. Processes of earlier versions do not know it,
+-- nor ``timers_of``.
 local function line_of_timer(tenant, due, name)
   return sized(tenant) .. padded(due) .. name
 end

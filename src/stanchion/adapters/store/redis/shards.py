@@ -447,7 +447,7 @@ async def _timers_in_turn(
         (place, turn, rank[shard], Due(int(at), name.decode(), shard, tenant.decode()))
         for shard, reply in enumerate(replies)
         if not isinstance(reply, BackendError)
-        for turn, (place, at, tenant, name) in enumerate(zip(*[iter(reply)] * 4, strict=True))
+        for place, turn, at, tenant, name in zip(*[iter(reply)] * 5, strict=True)
     ]
     chosen = [due for *_, due in sorted(in_turn)[:wanted]]
     known = {(due.at, due.name) for due in chosen}
