@@ -383,6 +383,26 @@ async def test_a_hold_by_hand_outlasts_an_outage_of_the_lock_store(world: World)
 
 
 @virtual
+async def test_a_hold_made_while_the_store_is_away_counts_when_it_is_back(world: World) -> None:
+    one, two = world.add(), world.add()
+    run_id = await _first_step(world, one)
+    (leased,) = await world.lease(one, "work")
+    audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
+    by_hand = two.services.lock_audit
+    assert by_hand is not None
+    two.store.away()
+    assert isinstance(await by_hand.hold(f"run/{run_id}", ttl_ms=60_000, audit=audit), Granted)
+    two.store.back()
+    await asyncio.sleep(10)
+    before = await world.run(run_id)
+    await world.report(one, leased)
+    await asyncio.sleep(1)
+    assert await world.run(run_id) == before
+    assert await world.ended(run_id, within_s=60) == "running"  # at its next step
+    assert (await world.lease(one, "work"))[0].job.step_id == "three"
+
+
+@virtual
 async def test_a_run_of_a_killed_replica_moves_within_five_seconds(
     world: World,
 ) -> None:

@@ -52,7 +52,7 @@ class LockAudit:
         token = operator_token(audit.actor, self._entropy.token())
         answer = await self._locks.hold(name, token, ttl_ms=ttl_ms, within_ms=WITHIN_MS, note=note)
         if isinstance(answer, Granted) and name.startswith(_RUN):
-            with suppress(BackendError):
+            with suppress(BackendError):  # then it is written when the note is moved
                 await self._fence(RunId(name.removeprefix(_RUN)), answer.fence)
         await self._move_soon()
         return answer
@@ -61,7 +61,7 @@ class LockAudit:
         """Write the fence to the run, so that no replica settles results without its lease."""
         for _ in range(_FENCE_TRIES):
             loaded = await self._store.load(run_id)
-            if loaded is None or loaded.run.status.is_finished:
+            if loaded is None or loaded.run.status.is_finished or loaded.run.fence >= fence:
                 return
             run = loaded.run
             unchanged = Transition(
@@ -92,10 +92,16 @@ class LockAudit:
         return view if is_released else None
 
     async def move(self) -> None:
-        """Move notes into the audit log. Raises ``BackendError``."""
+        """Move notes into the audit log, and see to it that runs have the fences of their holds.
+
+        Raises ``BackendError``.
+        """
         notes = await self._locks.notes(limit=_NOTES_MAX)
         for note in notes:
-            await self._store.add_audit(_entry(note), once=note.id)
+            entry = _entry(note)
+            if entry.before is None and note.name.startswith(_RUN):
+                await self._fence(RunId(note.name.removeprefix(_RUN)), note.fence)
+            await self._store.add_audit(entry, once=note.id)
         if notes:
             await self._locks.drop_notes(notes)
 
