@@ -403,6 +403,48 @@ async def test_a_hold_made_while_the_store_is_away_counts_when_it_is_back(world:
 
 
 @virtual
+async def test_a_hold_wins_against_results_that_settle_all_the_time(world: World) -> None:
+    one, two = world.add(), world.add(each_way_s=0.01)
+    run_id = await _leased(world, one, ITEMS, items=1_000)
+    for _ in range(8):
+        world.work(one, "work", takes_s=0.001)
+    await asyncio.sleep(0.5)
+    audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
+    by_hand = two.services.lock_audit
+    assert by_hand is not None
+    assert isinstance(await by_hand.hold(f"run/{run_id}", ttl_ms=5_000, audit=audit), Granted)
+    before = await world.run(run_id)
+    assert before.stamp.is_held_by_hand
+    await asyncio.sleep(1)
+    assert await world.run(run_id) == before
+    assert await world.ended(run_id) == "succeeded"
+    await world.assert_nothing_left()
+
+
+@virtual
+async def test_a_hold_whose_fence_cannot_be_written_holds_and_leaves_nothing(world: World) -> None:
+    one, two = world.add(), world.add()
+    run_id = await _first_step(world, one)
+    (leased,) = await world.lease(one, "work")
+    audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
+    by_hand = two.services.lock_audit
+    assert by_hand is not None
+    for replica in (one, two):
+        replica.store.always(Fault.ERROR, "commit")
+    assert isinstance(await by_hand.hold(f"run/{run_id}", ttl_ms=5_000, audit=audit), Granted)
+    before = (await world.run(run_id)).stamp
+    await world.report(one, leased)
+    await asyncio.sleep(4)
+    assert (await world.run(run_id)).stamp == before
+    for replica in (one, two):
+        replica.store.always(Fault.NONE, "commit")
+    world.work(one, "work")
+    assert await world.ended(run_id) == "succeeded"
+    assert one.store.calls["count_failure"] == two.store.calls["count_failure"] == 0
+    await world.assert_nothing_left()
+
+
+@virtual
 async def test_a_run_of_a_killed_replica_moves_within_five_seconds(
     world: World,
 ) -> None:

@@ -15,8 +15,9 @@ import msgspec
 from msgspec.structs import replace
 
 from stanchion.core.audit import AuditEntry
+from stanchion.core.events import Timer, TimerFired, TimerKind
 from stanchion.core.json_value import JsonObject
-from stanchion.core.model import BY_HAND, RunId, TenantId
+from stanchion.core.model import BY_HAND, RunId, StepId, TenantId
 from stanchion.core.transition import Transition
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError
@@ -35,6 +36,8 @@ WITHIN_MS: Final = 2_000
 _NOTES_MAX: Final = 100
 _RUN: Final = "run/"
 _FENCE_TRIES: Final = 20
+_NO_EFFECT: Final = TimerFired(timer=Timer(TimerKind.STEP_TIMEOUT, StepId("/")))
+"""No step has such a name, and what is about an unknown step is ignored."""
 _decode: Final = msgspec.json.Decoder(AuditEntry).decode
 
 
@@ -58,11 +61,19 @@ class LockAudit:
         return answer
 
     async def _fence(self, run_id: RunId, fence: int) -> None:
-        """Write the fence to the run, so that no replica settles results without its lease."""
-        for _ in range(_FENCE_TRIES):
+        """Write the fence to the run, so that no replica settles results without its lease.
+
+        Results that settle one after the other could win against each try. So an entry is posted
+        first: while it is in the inbox, none settles. It has no effect if it is applied.
+        """
+        entry_id = f"hold:{fence}"
+        for number in range(_FENCE_TRIES):
             loaded = await self._store.load(run_id)
             if loaded is None or loaded.run.status.is_finished or loaded.run.fence >= fence:
                 return
+            if not number:
+                await self._store.post(run_id, _NO_EFFECT, entry_id=entry_id)
+                continue
             run = loaded.run
             unchanged = Transition(
                 status=run.status, output=run.output, error=run.error, finished_at=run.finished_at
@@ -73,6 +84,7 @@ class LockAudit:
                 read=run.stamp,
                 nonce=BY_HAND + self._entropy.token(),
                 fence=fence,
+                applied=(entry_id,),
             )
             if not isinstance(await self._store.commit(commit), CommitConflict):
                 return
