@@ -120,6 +120,25 @@ async def test_a_timer_does_not_wait_until_the_calls_of_another_tenant_have_ende
 
 
 @virtual
+async def test_a_replica_that_was_behind_does_not_hurry_while_the_store_is_away(
+    world: World,
+) -> None:
+    one = world.add(each_way_s=0)
+    await world.define(PAUSE)
+    runs = [await world.start(one, "pause") for _ in range(2 * TIMERS_MAX)]
+    one.store.each_way_s = 0.01
+    await asyncio.sleep(60.25)  # some have fired, and more are due
+    assert RunStatus.SUCCEEDED not in {(await world.run(run_id)).status for run_id in runs[-9:]}
+    one.store.away()
+    tries = one.store.calls["fire_timers"]
+    await asyncio.sleep(5)
+    assert one.store.calls["fire_timers"] - tries <= 5 / POLL_S + 1
+    one.store.back()
+    await asyncio.sleep(10)
+    assert {(await world.run(run_id)).status for run_id in runs} == {"succeeded"}
+
+
+@virtual
 async def test_a_call_that_is_still_being_handled_is_not_handled_twice(world: World) -> None:
     one = world.add()
     await world.define(under_lease(ONE))

@@ -120,7 +120,7 @@ class Relay:
                     more = await self.relay()
                 except BackendError as error:
                     self._outage.failed(error)
-                    more = False
+                    more = self._is_behind = False
                 else:
                     self._outage.worked()
                 if not more and not (self._is_behind and await self._has_room()):
