@@ -212,9 +212,30 @@ async def test_a_row_that_cannot_be_decoded_is_refused_alone_in_a_body_of_any_le
             body = b'{"runs":[%b,{"input":{}}]}' % (row + b" " * length)
             answer = await house.ask("POST", path, body, headers=headers)
             assert answer.status in {200, 400}, (answer.status, answer.body, text, length)
+    # Refused alone as well: Python reads no integer with so many digits. The colon in the text
+    # makes the decoder look at the names of members.
+    digits = b'{"runs":[{"input":{"a":%b,"b":":"}},{"input":{}}]}' % (b"1" * 5_000)
+    answer = await house.ask("POST", path, digits, headers=headers)
+    assert [each["status"] for each in answer.json["results"]] == [422, 200]
     twice = b'{"runs":[],"runs":[{"input":{"a":1e999}}]}'
     answer = await house.ask("POST", path, twice, headers=headers)
     assert (answer.status, answer.json["errors"][0]["path"]) == (422, "runs")
+
+
+@pytest.mark.parametrize("text", [b"[%b]", b'{"a":%b}', b'{"a":":","a":%b}'])
+async def test_a_value_of_any_depth_is_refused_in_words(house: House, text: bytes) -> None:
+    # Each pass over a body may go a few levels less deep than the one before it.
+    await house.start()
+    start, batch = b'{"input":{"a":%b}}', b'{"runs":[{"input":{"a":%b},"key":"k"}]}'
+    path = "/v1/workflows/one-step/runs"
+    value = text.replace(b"%b", b"1")
+    statuses = set[int]()
+    for levels in range(1_000):
+        if levels > 800:
+            for target, body in ((path, start), (f"{path}/batch", batch)):
+                statuses.add((await house.ask("POST", target, body % value)).status)
+        value = text % value
+    assert statuses <= {200, 422}, "a batch refuses the row, or all of its body"
 
 
 async def test_a_row_of_a_batch_may_have_no_member_twice(house: House) -> None:

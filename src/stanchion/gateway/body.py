@@ -216,18 +216,23 @@ def decode_json(
         if costly is not None:
             raise InvalidJson(Fault("", costly))
     try:
-        value = decoder.decode(body)
-    except msgspec.ValidationError as error:
-        value = with_whole_numbers(body, decoder, error)
-    except RecursionError:
+        value = _decoded(body, decoder)
+        if len(body) <= _REPEATS_BYTES_MAX:
+            _refuse_repeated(body)
+    except RecursionError:  # of any of the passes: each may go less deep than the one before it
         raise InvalidJson(Fault("", TOO_DEEP)) from None
+    return value
+
+
+def _decoded(body: bytes, decoder: msgspec.json.Decoder[object]) -> object:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        return with_whole_numbers(body, decoder, error)
     except msgspec.DecodeError as error:
         explain_text(body, str(error))
     except UnicodeDecodeError:
         raise MalformedJson("the body is not UTF-8") from None
-    if len(body) <= _REPEATS_BYTES_MAX:
-        _refuse_repeated(body)
-    return value
 
 
 _REPEATS_BYTES_MAX: Final = 16 * 1024
@@ -250,7 +255,8 @@ def _refuse_repeated(body: bytes) -> None:
         return
     if b"\\" not in body and _SPACED.search(body) is None and members == body.count(b'":'):
         return
-    json.loads(body.decode("utf-8", "replace"), object_pairs_hook=_once)
+    # Integers are not read: Python refuses those with more than 4,300 digits.
+    json.loads(body.decode("utf-8", "replace"), object_pairs_hook=_once, parse_int=str)
 
 
 def _members(value: JsonValue) -> int:
