@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 
 from stanchion.gateway import GatewayOptions
 from stanchion.gateway.exchange import CancelScope, Exchange
-from stanchion.gateway.load import TURN_BYTES
+from stanchion.gateway.load import READ_BYTES, TURN_BYTES
 from stanchion.gateway.protocol import GuardedProtocol, guarded
 from stanchion.sim.loop import run
 from tests.gateway.house import ADMIN, GET, ONE_STEP, Served, problem, served
@@ -294,6 +294,44 @@ async def test_pipelined_requests_are_parsed_a_few_at_a_time_and_all_answered() 
                 assert len(mine.pipeline) <= at_most
             for _ in range(rounds * (at_once - 1)):
                 assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 200")
+
+
+WAIT = b'{"worker_id":"w","topics":["work"],"wait_s":60}'
+WAIT = b"POST /v1/worker/lease HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
+    len(WAIT),
+    WAIT,
+)
+
+
+async def test_no_more_is_read_while_many_requests_wait_for_a_slow_one() -> None:
+    padded = GET.replace(b"\r\n\r\n", b"\r\nX: %b\r\n\r\n" % (b"y" * 8_000))
+    async with served() as server, server.line() as (reader, writer):
+        writer.write(WAIT + GET * 30 + padded * 800)
+        await server.house.has_under_way("waits")
+        for _ in range(50):
+            await turn(server)
+        (mine,) = [each for each in connections() if each not in each.idle]
+        assert len(mine._held) <= READ_BYTES, "it has a length of 6 MB"  # noqa: SLF001 - what it keeps
+        await server.house.start()
+        answers = b""
+        async with asyncio.timeout(8):
+            while answers.count(b"HTTP/1.1 200") < 831:
+                answers += await reader.read(1 << 16)
+
+
+async def test_little_is_read_of_a_body_that_waits_for_requests_before_it() -> None:
+    body = b"{}".ljust(1_000_000)
+    last = START + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    async with served() as server, server.line() as (reader, writer):
+        writer.write(GET * 15 + WAIT + last)  # each answer lets the connection read again
+        await server.house.has_under_way("waits")
+        for _ in range(50):
+            await turn(server)
+        (mine,) = [each for each in connections() if each not in each.idle]
+        assert 0 < len(mine.cycle.body) <= READ_BYTES
+        await server.house.start()
+        answers = await reader.read()
+        assert answers.count(b"HTTP/1.1 200") == 17
 
 
 async def test_a_large_body_behind_pipelined_requests_arrives_whole() -> None:

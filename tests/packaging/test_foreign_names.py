@@ -19,6 +19,7 @@ from nats.aio.client import Client
 from packaging.requirements import Requirement
 from redis.asyncio.cluster import ClusterNode, NodesManager
 from redis.asyncio.connection import RedisSSLContext, SSLConnection
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stanchion.adapters.bus.nats import connection
@@ -27,6 +28,7 @@ from stanchion.gateway import protocol, server
 _EXTENDED = [
     (connection._Client, Client),  # noqa: SLF001 - it is about what is private
     (protocol.GuardedProtocol, HttpToolsProtocol),
+    (protocol._Flow, FlowControl),  # noqa: SLF001 - as above
     (server._Server, uvicorn.Server),  # noqa: SLF001 - as above
 ]
 _PINNED = ("nats-py", "redis", "uvicorn")

@@ -37,6 +37,7 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar, Final
 
 import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -72,6 +73,21 @@ def _do_nothing() -> None:
     pass
 
 
+class _Flow(FlowControl):
+    """Reads nothing while the connection is full.
+
+    Requests resume reading when they read their body, and the base class when they are answered;
+    neither looks at how much is waiting behind them.
+    """
+
+    is_full = False
+
+    def resume_reading(self) -> None:
+        if self.read_paused and not self.is_full:
+            self.read_paused = False
+            self._transport.resume_reading()
+
+
 def guarded(options: GatewayOptions, connections_max: int) -> type[GuardedProtocol]:
     """The protocol for a server with these limits."""
 
@@ -100,6 +116,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """The server's connections without an unanswered request, the longest idle one first."""
     refused = ByteTurns()
     """For the rests of bodies that are not wanted any more."""
+    flow: _Flow  # type: ignore[mutable-override] # set when the connection is made
     _timer: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
     _pause: asyncio.TimerHandle | None = None
@@ -137,6 +154,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as the class above has it
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         excess = len(self.connections) - self.limit
         if excess > 0 and not self._drop_longest_idle():
             if excess > PROBE_SLOTS:
@@ -187,6 +205,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return  # what follows a broken request has no meaning
         if self._held or len(self.pipeline) > _QUEUED_MAX:
             self._held += data
+            self._pace()
         elif len(data) <= _SLICE_BYTES:
             self._parse(data)
         else:
@@ -197,11 +216,23 @@ class GuardedProtocol(HttpToolsProtocol):
         while begin < len(data):
             if len(self.pipeline) > _QUEUED_MAX:
                 self._held = data[begin:]
-                self.flow.pause_reading()
+                self._pace()
                 return
             end = begin + max(_SLICE_BYTES, self._body_bytes_due())
             self._parse(data[begin:end])
             begin = end
+
+    def _pace(self) -> None:
+        """Pause reading while too much waits for the request that is being answered."""
+        self.flow.is_full = (
+            self._held != b""
+            or len(self.pipeline) > _QUEUED_MAX
+            or (len(self.pipeline) > 0 and len(self.cycle.body) > HIGH_WATER_LIMIT)
+        )
+        if self.flow.is_full:
+            self.flow.pause_reading()
+        else:
+            self.flow.resume_reading()
 
     def _body_bytes_due(self) -> int:
         """How many of the next bytes are certainly body, and contain no other request."""
@@ -297,9 +328,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.expect_100_continue and self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # such a client takes the answer 100 for the last one
         super().on_headers_complete()
-        if 0 < len(self.pipeline) <= _QUEUED_MAX:
-            # Keep reading, or a disconnect goes unnoticed.
-            self.flow.resume_reading()
+        if self.pipeline:
+            # Keep reading if possible, or a disconnect goes unnoticed.
+            self._pace()
         # Bound to this cycle: each of several pipelined requests has a cycle of its own.
         cycle = self.cycle
         self._offers[ANSWER] = partial(self._answer, cycle)
@@ -312,6 +343,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             self.refused.call(READ_BYTES, None, self._read_on)
         super().on_body(body)
+        if self.pipeline and self.flow.read_paused:
+            self._pace()
 
     def _read_on(self) -> None:
         if self._pause is None and not self.transport.is_closing():
@@ -357,8 +390,9 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self._held and len(self.pipeline) <= _QUEUED_MAX // 2:
             held, self._held = self._held, b""
             self._parse_slices(held)
-        elif self._held or len(self.pipeline) > _QUEUED_MAX:
-            self.flow.pause_reading()  # the base class has resumed it
+            self._pace()
+        elif self.flow.is_full:
+            self._pace()
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade() and self._framing():
@@ -503,6 +537,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if before is not None and before is not own and not before.response_complete:
             self._refused, self._held = refusal, b""
             self.pipeline = deque(each for each in self.pipeline if each[0] is not own)
+            self.flow.is_full = False
+            self.flow.resume_reading()  # what comes is dropped
             return
         is_under_way = cycle is not None and not cycle.response_complete
         if cycle is None or not is_under_way or not cycle.response_started:
