@@ -17,9 +17,7 @@ from stanchion.adapters.store.sqlite import SqliteStore
 from stanchion.adapters.store.sqlite.codec import decode_steps
 from stanchion.adapters.store.sqlite.store import ROOM_MIN
 from stanchion.adapters.system import ManualClock
-from stanchion.core import json_value
 from stanchion.core.admission import Admitted, TooLate
-from stanchion.core.json_value import JsonValue, decode_value
 from stanchion.core.model import Step, StepId, TenantId
 from stanchion.core.workflow import ForEachSpec
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable
@@ -266,29 +264,6 @@ def test_many_large_steps_are_decoded_like_few_small_ones() -> None:
     for size in (10, 100_000):
         steps = {StepId(name): Step(output=[0] * size, attempt=2) for name in ("a", "b", "c")}
         assert decode_steps(msgspec.json.encode(steps)) == steps
-
-
-def test_a_large_value_is_decoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A decoder holds the GIL: 7 MB of small objects stopped the event loop for 95 ms.
-    lengths = list[int]()
-
-    class Spy:
-        def decode(self, text: bytes) -> object:
-            lengths.append(len(text))
-            return msgspec.json.decode(text)
-
-    monkeypatch.setattr(json_value, "_VALUE", Spy())
-    rows: JsonValue = [{"a": number, "b": "text"} for number in range(9_000)]
-    values: list[JsonValue] = [
-        7,
-        {},
-        [rows] * 9,
-        {"a": {"b": [rows, rows]}, "c": rows},
-        "y" * 300_000,
-    ]
-    for value in values:
-        assert decode_value(msgspec.json.encode(value)) == value
-    assert sorted(lengths)[-2] < 256 * 1024 < max(lengths)  # the last one is a text
 
 
 async def test_a_quiet_store_returns_its_page_cache_to_the_system(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from stanchion import telemetry
 from stanchion.core.draft import status_inside
-from stanchion.core.json_value import JsonObject, JsonValue
+from stanchion.core.json_value import JsonObject, JsonValue, decoding
 from stanchion.core.model import (
     Instant,
     Item,
@@ -268,16 +268,21 @@ async def decoded_run(text: bytes) -> RunView:
     steps: dict[str, StepView] = {}
     for step_id, step in _RAW_MEMBERS.decode(parts["steps"]).items():
         await slices.pause()
-        steps[step_id] = _STEP.decode(slices.counted(bytes(step)))
+        if len(bytes(step)) <= _SLICE_BYTES:
+            steps[step_id] = _STEP.decode(slices.counted(bytes(step)))
+        else:
+            members = _RAW_MEMBERS.decode(step)
+            output = await slices.decoded(bytes(members["output"]))
+            rest = _encode(members | {"output": _NULL})
+            steps[step_id] = replace(_STEP.decode(rest), output=output)
     output = await slices.decoded(bytes(parts["output"]))
-    rest = parts | {"steps": msgspec.Raw(b"{}"), "output": msgspec.Raw(b"null")}
-    return replace(_RUN.decode(_encode(rest)), steps=steps, output=output)
+    rest = _encode(parts | {"steps": msgspec.Raw(b"{}"), "output": _NULL})
+    return replace(_RUN.decode(rest), steps=steps, output=output)
 
 
 _RUN: Final = msgspec.json.Decoder(RunView)
 _STEP: Final = msgspec.json.Decoder(StepView)
-_VALUE: Final[msgspec.json.Decoder[JsonValue]] = msgspec.json.Decoder()
-_RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_NULL: Final = msgspec.Raw(b"null")
 _RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SLICES: Final = 64
 """The number of pieces in which a list or an object is encoded; smaller ones member by member."""
@@ -302,14 +307,15 @@ class _Slices:
         return encoded
 
     async def decoded(self, text: bytes) -> JsonValue:
-        """Decode a value, the members of a large one for themselves."""
-        await self.pause()
-        if len(text) <= _SLICE_BYTES or not text.startswith((b"{", b"[")):
-            return _VALUE.decode(self.counted(text))
-        if text.startswith(b"["):
-            return [await self.decoded(bytes(each)) for each in _RAW_LIST.decode(text)]
-        members = _RAW_MEMBERS.decode(text).items()
-        return {name: await self.decoded(bytes(each)) for name, each in members}
+        """Decode a value, a large one in pieces."""
+        pieces = decoding(text)
+        while True:
+            await self.pause()
+            try:
+                self._bytes += next(pieces)
+            except StopIteration as end:
+                value: JsonValue = end.value
+                return value
 
     async def encoded(self, value: JsonValue, depth: int = _DEPTH) -> bytes:
         """Encode a value that may have many or large members, at this depth or in one of them."""
