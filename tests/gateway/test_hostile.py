@@ -327,6 +327,15 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
         assert (answer.status, answer.code) == (408, "request_timeout")
 
 
+async def test_a_body_that_has_come_is_not_blamed_for_the_wait_for_its_turn() -> None:
+    async with opened_house(GatewayOptions(body_timeout_s=0.05)) as house:
+        turns = house.app.state.heavy._turns  # noqa: SLF001 - as if another body were decoded
+        await turns.acquire(TenantId("other"))
+        answer = await house.ask("POST", START, b"{}".ljust(20_000))
+        assert (answer.status, answer.code) == (503, "overloaded")
+        turns.release()
+
+
 async def test_all_bodies_together_are_bounded() -> None:
     async with opened_house(GatewayOptions(bodies_bytes_max=1000)) as house:
         large = b'{"input": {"x": "' + b"y" * 2000 + b'"}}'

@@ -240,7 +240,7 @@ class _RouteRunner:
                     raise
                 if deadline.is_abandoned:
                     raise ClientGone from None
-                return self._too_slow(is_reading=call is None)
+                return self._too_slow(is_reading=call is None and not place.has_body)
             finally:
                 deadline.end()
 

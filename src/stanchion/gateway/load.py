@@ -311,6 +311,11 @@ class RequestPlace:
         self._body_bytes = len(body)
         return body
 
+    @property
+    def has_body(self) -> bool:
+        """Whether the request's body has arrived."""
+        return self._body_bytes > 0
+
     def only_wait(self) -> None:
         """Count it as a wait from now on, and no longer as a request. Raises ``RequestRefused``."""
         _begin(self._load, LoadKind.WAITS, self._tenant)
