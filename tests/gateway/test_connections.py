@@ -92,8 +92,11 @@ class Sent(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.is_closed
 
+    def pause_reading(self) -> None:
+        """What is sent is sent by the test."""
+
     def resume_reading(self) -> None:
-        """It is never paused."""
+        """As above."""
 
     def close(self) -> None:
         self.is_closed = True
@@ -135,6 +138,37 @@ def test_a_connection_is_closed_when_its_next_request_does_not_begin_in_time() -
         protocol.connection_lost(None)
         del protocol
         assert lost() is None, "no timer keeps a lost connection"
+
+    run(connected())
+
+
+def test_a_request_is_not_too_late_while_the_one_before_it_keeps_it_from_being_read() -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "GET":
+            await asyncio.sleep(50)
+        else:
+            while (await receive())["more_body"]:
+                """All of it."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def connected() -> None:
+        config = uvicorn.Config(answer, http=guarded(GatewayOptions(), 10), log_config=None)
+        config.load()
+        loop, sent = asyncio.get_running_loop(), Sent()
+        protocol = GuardedProtocol(
+            config=config, server_state=ServerState(), app_state={}, _loop=loop
+        )
+        protocol.connection_made(sent)
+        protocol.data_received(GET + START + b"Content-Length: 99999\r\n\r\n" + b"y" * 70_000)
+        await asyncio.sleep(51)
+        assert sent.written.count(b"HTTP/1.1 200") == sent.written.count(b"HTTP/1.1 ") == 1
+        protocol.data_received(b"y" * 29_999)
+        await asyncio.sleep(1)
+        assert sent.written.count(b"HTTP/1.1 200") == 2
+        protocol.data_received(START + b"Content-Length: 9\r\n\r\n")
+        await asyncio.sleep(31)
+        assert b"HTTP/1.1 408" in sent.written
 
     run(connected())
 

@@ -522,6 +522,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._timer = None
+        if self.flow.is_full:  # it was not read, because another one is being answered
+            self._set_timer(self.request_s, self._too_slow)
+            return
         detail = "the request did not arrive in time"
         self._refuse(Refusal(code=Code.REQUEST_TIMEOUT, detail=detail))
 
