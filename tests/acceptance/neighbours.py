@@ -718,7 +718,7 @@ async def _slow_bodies(loud: Loud) -> Awaitable[None]:
     return loud.keep_open(300, [head], more=[b" "], every_s=0.1)
 
 
-@_neighbour("1,000 login forms without a key, of which the half is sent")
+@_neighbour("1,000 login forms without a key, half of which is sent")
 async def _half_logins(loud: Loud) -> Awaitable[None]:
     half = (
         b"POST /console/login HTTP/1.1\r\nhost: 127.0.0.1\r\nsec-fetch-site: same-origin\r\n"
