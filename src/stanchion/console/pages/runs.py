@@ -192,7 +192,8 @@ def _too_large(run: RunView) -> set[str]:
     left_bytes = _OUTPUTS_BYTES_MAX
     found: set[str] = set()
     for step_id, step in run.steps.items():
-        left_bytes -= len(msgspec.json.encode(step.output))
+        if left_bytes >= 0:
+            left_bytes -= len(msgspec.json.encode(step.output))
         if left_bytes < 0:
             found.add(step_id)
     return found
