@@ -142,13 +142,51 @@ def test_a_connection_is_closed_when_its_next_request_does_not_begin_in_time() -
     run(connected())
 
 
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        (b"Content-Length: 9\r\n\r\ny", b""),
+        (b"Transfer-Encoding: chunked\r\n\r\n", b"no number\r\n"),
+        (b"Transfer-Encoding: chunked\r\n\r\n", b"0\r\nX: " + b"y" * 100_000),
+    ],
+    ids=["late", "broken", "with large trailers"],
+)
+def test_a_refused_request_has_one_answer_whatever_the_rest_is(first: bytes, last: bytes) -> None:
+    async def refuse(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    async def connected() -> None:
+        config = uvicorn.Config(
+            refuse, http=guarded(GatewayOptions(), 10), timeout_keep_alive=75, log_config=None
+        )
+        config.load()
+        loop, sent = asyncio.get_running_loop(), Sent()
+        protocol = GuardedProtocol(
+            config=config, server_state=ServerState(), app_state={}, _loop=loop
+        )
+        protocol.connection_made(sent)
+        protocol.data_received(START + first)
+        for _ in range(5):
+            await asyncio.sleep(5)
+            assert not sent.is_closing()
+            protocol.data_received(b"y" if b"Content" in first else b"1\r\ny\r\n")
+        protocol.data_received(last)
+        await asyncio.sleep(6)
+        assert sent.is_closing()
+        assert sent.written.count(b"HTTP/1.1 ") == 1
+        protocol.connection_lost(None)
+
+    run(connected())
+
+
 def test_a_request_is_not_too_late_while_the_one_before_it_keeps_it_from_being_read() -> None:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "GET":
             await asyncio.sleep(50)
         else:
             while (await receive())["more_body"]:
-                """All of it."""
+                pass
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"ok"})
 
@@ -169,6 +207,7 @@ def test_a_request_is_not_too_late_while_the_one_before_it_keeps_it_from_being_r
         protocol.data_received(START + b"Content-Length: 9\r\n\r\n")
         await asyncio.sleep(31)
         assert b"HTTP/1.1 408" in sent.written
+        protocol.connection_lost(None)
 
     run(connected())
 

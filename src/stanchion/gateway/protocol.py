@@ -544,7 +544,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()  # what comes is dropped
             return
         is_under_way = cycle is not None and not cycle.response_complete
-        if cycle is None or not is_under_way or not cycle.response_started:
+        # It has its answer if only the rest of its body is faulty or late.
+        is_answered = own is not None and own.response_complete
+        if not is_answered and (cycle is None or not is_under_way or not cycle.response_started):
             self._write(refusal)
         if cycle is not None and is_under_way:
             # The app's own answer must not be sent after this one.
