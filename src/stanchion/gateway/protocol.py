@@ -213,7 +213,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _parse_slices(self, data: bytes) -> None:
         begin = 0
-        while begin < len(data):
+        while begin < len(data) and self._refused is None:
             if len(self.pipeline) > _QUEUED_MAX:
                 self._held = data[begin:]
                 self._pace()
