@@ -27,12 +27,12 @@ from stanchion.core.admission import (
     Verdict,
 )
 from stanchion.core.budget import BudgetLimit, BudgetWindow, OverBudget
-from stanchion.core.events import CancelRequested
-from stanchion.core.model import Instant, RunId, RunStatus, Stamp, TenantId, WorkflowId
+from stanchion.core.events import CancelRequested, Timer, TimerKind
+from stanchion.core.model import Instant, RunId, RunStatus, Stamp, StepId, TenantId, WorkflowId
 from stanchion.core.queue import OnFull, QueueRequest
 from stanchion.core.run import decide_all
 from stanchion.core.schedule import TickMark
-from stanchion.core.transition import DispatchJob, TimelineEntry
+from stanchion.core.transition import DispatchJob, SetTimer, TimelineEntry
 from stanchion.ports.errors import BackendTimeout
 from stanchion.ports.records import (
     Accepted,
@@ -134,6 +134,20 @@ async def test_of_two_commits_on_the_same_state_one_is_taken(store: Store) -> No
     answers = await asyncio.gather(*map(store.commit, commits))
     assert Counter(map(type, answers)) == {Committed: 1, CommitConflict: 2}
     assert len((await store.timeline(run_id)).items) == told + 1
+
+
+async def test_a_run_that_begins_with_the_change_of_another_keeps_its_timers(store: Store) -> None:
+    changed = await loaded(store, await start(store))
+    now = await store.now()
+    timer = SetTimer(Timer(TimerKind.STEP_TIMEOUT, StepId("step")), now)
+    begun = admission(now)
+    effects = (*begun.transition.effects, timer)
+    begun = replace(begun, transition=replace(begun.transition, effects=effects))
+    await asyncio.gather(
+        store.commit(commit_of(changed, replace(nothing(changed), effects=(timer,)))),
+        store.admit(begun, within_ms=WITHIN_MS),
+    )
+    assert sorted(await store.fire_timers(limit=10)) == sorted([changed.run.id, begun.run.id])
 
 
 async def test_a_result_that_comes_twice_at_once_lies_there_once(store: Store) -> None:

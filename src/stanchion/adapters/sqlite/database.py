@@ -191,7 +191,7 @@ class Pending:
         """Values read from the file, valid until the pending rows are written."""
 
     def add(self, statement: str, **values: object) -> None:
-        """Add a row. Rows of one statement keep their order."""
+        """Add a row. Rows of one statement keep their order; those of another may come first."""
         self._rows.setdefault(statement, []).append(_insert(statement).row(values))
 
     def touch(self, whom: Hashable) -> None:

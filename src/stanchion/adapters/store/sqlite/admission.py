@@ -394,7 +394,7 @@ def _begin(db: Database, admission: Admission, facts: Facts, number: int) -> Non
     if run.labels or run.rerun_of is not None or run.risk is not Risk.STANDARD:
         _mark(db, number, run)
     put_items(db, number, run.items, run.steps)
-    carry_out(db, number, transition.effects)
+    carry_out(db, number, run.tenant, transition.effects)
     if admission.tick is not None:
         tick = admission.tick
         db.run(

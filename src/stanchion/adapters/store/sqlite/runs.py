@@ -288,7 +288,7 @@ def _write(db: Database, row: Sequence[Any], commit: Commit, verdict: Apply) -> 
     if ends and holds_slot:
         db.pending.touch(slot_freed(tenant))
     put_items(db, run, transition.items, transition.steps)
-    carry_out(db, run, transition.effects)
+    carry_out(db, run, tenant, transition.effects)
     if ends and has_budgets:
         settle_budgets(db, tenant, run)
     if ends and is_queued:
@@ -612,16 +612,16 @@ def list_approvals(
     return Page(found, write_cursor(_APPROVALS, last.since, last.run_id, last.step_id))
 
 
-def carry_out(db: Database, run: int, effects: Collection[Effect]) -> None:
+def carry_out(db: Database, run: int, tenant: TenantId, effects: Collection[Effect]) -> None:
     """Apply effects in order."""
     for effect in effects:
         match effect:
             case DispatchJob(job):
                 _dispatch(db, run, job)
             case SetTimer(timer, due):
-                _set_timer(db, run, timer, due)
+                _set_timer(db, run, tenant, timer, due)
             case ClearTimer(timer):
-                _set_timer(db, run, timer, None)
+                _set_timer(db, run, tenant, timer, None)
             case OpenApproval(approval):
                 db.run(
                     SQL["open_approval"],
@@ -647,10 +647,11 @@ def carry_out(db: Database, run: int, effects: Collection[Effect]) -> None:
                 assert_never(effect)
 
 
-def _set_timer(db: Database, run: int, timer: Timer, due: Instant | None) -> None:
+def _set_timer(db: Database, run: int, tenant: TenantId, timer: Timer, due: Instant | None) -> None:
     db.later(
         SQL["set_timer"],
         run=run,
+        tenant=tenant,
         step_id=timer.step_id or "",
         key=timer.key,
         due=due,

@@ -42,8 +42,8 @@ WHERE job IN (SELECT value FROM json_each(:jobs))
 
 -- name: set_timer
 -- Sets a timer, or replaces it; removes it if `due` is NULL. See together.sql.
-INSERT INTO settings_of_timers (run, step_id, key, due, timer)
-VALUES (:run, :step_id, :key, :due, :timer)
+INSERT INTO settings_of_timers (run, tenant, step_id, key, due, timer)
+VALUES (:run, :tenant, :step_id, :key, :due, :timer)
 
 -- name: clear_timers_of_step
 -- Removes the timers of a step, of its items and of the steps inside it.

@@ -163,17 +163,18 @@ CREATE TEMP TRIGGER dispatch_job INSTEAD OF INSERT ON dispatches BEGIN
         ON CONFLICT (topic, tenant) DO UPDATE SET ready = ready + 1;
 END;
 
--- A timer that is set or replaced; removed if `due` is NULL.
+-- A timer that is set or replaced; removed if `due` is NULL. Of a run that begins in the same batch the
+-- row may not be there yet.
 CREATE TEMP VIEW settings_of_timers AS SELECT
-    NULL AS run, NULL AS step_id, NULL AS key, NULL AS due, NULL AS timer;
+    NULL AS run, NULL AS tenant, NULL AS step_id, NULL AS key, NULL AS due, NULL AS timer;
 
 CREATE TEMP TRIGGER set_timer INSTEAD OF INSERT ON settings_of_timers BEGIN
     INSERT INTO timers (run, tenant, step_id, key, due, timer)
-        SELECT NEW.run, tenant, NEW.step_id, NEW.key, NEW.due, NEW.timer
-        FROM runs WHERE run = NEW.run AND NEW.due IS NOT NULL
+        SELECT NEW.run, NEW.tenant, NEW.step_id, NEW.key, NEW.due, NEW.timer
+        WHERE NEW.due IS NOT NULL
         ON CONFLICT (run, step_id, key) DO UPDATE SET due = excluded.due;
     INSERT INTO timer_turns (tenant, due)
-        SELECT tenant, NEW.due FROM runs WHERE run = NEW.run AND NEW.due IS NOT NULL
+        SELECT NEW.tenant, NEW.due WHERE NEW.due IS NOT NULL
         ON CONFLICT (tenant) DO UPDATE SET due = excluded.due
         WHERE excluded.due < timer_turns.due;
     DELETE FROM timers
