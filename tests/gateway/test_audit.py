@@ -311,6 +311,15 @@ async def test_a_lock_is_audited_also_if_the_store_was_away_or_the_process_died(
     assert await house.locks.notes() == []
 
 
+async def test_a_run_is_not_held_while_the_store_is_away(house: House) -> None:
+    body = {"name": f"run/{await house.start()}", "ttl_s": 60}
+    house.store.always(Fault.ERROR, "commit")
+    refused = await house.ask("POST", "/v1/admin/leases", body)
+    assert (refused.status, refused.json["code"]) == (503, "store_unavailable")
+    house.store.always(Fault.NONE, "commit")
+    assert (await house.ask("POST", "/v1/admin/leases", body)).status == 200
+
+
 async def test_what_changes_nothing_has_no_entry(house: House) -> None:
     run_id = await house.start()
     await house.ask("POST", "/v1/jobs", {"topic": "other"})

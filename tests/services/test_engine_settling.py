@@ -46,6 +46,7 @@ from stanchion.ports.records import (
 from stanchion.services import run_cache
 from stanchion.services.advance import LEASED_MS
 from stanchion.services.leasing import PROVEN_MS
+from stanchion.services.lock_audit import RunNotMarked
 from stanchion.services.log import LOGGER
 from stanchion.services.run_cache import RunCache
 from tests.contract.builders import ONE_JOB, admission
@@ -360,6 +361,42 @@ async def test_a_run_that_is_held_by_hand_moves_on_no_replica(world: World) -> N
     assert not (await world.run(run_id)).stamp.is_held_by_hand
 
 
+@pytest.mark.parametrize("away", ["load", "commit"])
+@virtual
+async def test_a_run_is_not_held_by_hand_while_the_hold_cannot_be_written_to_it(
+    world: World, away: str
+) -> None:
+    one, two = world.add(), world.add()
+    run_id = await _leased(world, one)
+    by_hand = two.services.lock_audit
+    assert by_hand is not None
+    two.store.always(Fault.ERROR, away)
+    audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
+    assert await by_hand.hold(f"run/{run_id}", ttl_ms=5_000, audit=audit) == RunNotMarked()
+    two.store.always(Fault.NONE, away)
+    # Results of it are settled, so the lock must not be shown as held, nor the hold as done.
+    assert await two.locks.inspect(f"run/{run_id}") is None
+    await by_hand.move()
+    assert (await world.store.list_audit()).items == ()
+
+
+@virtual
+async def test_a_hold_by_hand_counts_with_a_lower_fence_than_the_runs(world: World) -> None:
+    one = world.add()
+    run_id = await _leased(world, one)
+    run = await world.run(run_id)
+    unchanged = Transition(status=run.status)
+    high = Commit(run_id=run_id, transition=unchanged, read=run.stamp, nonce="high", fence=10**18)
+    assert isinstance(await world.store.commit(high), Committed)
+    by_hand = one.services.lock_audit
+    assert by_hand is not None
+    audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
+    answer = await by_hand.hold(f"run/{run_id}", ttl_ms=5_000, audit=audit)
+    assert isinstance(answer, Granted)
+    assert answer.fence < 10**18
+    assert (await world.run(run_id)).stamp.is_held_by_hand
+
+
 @virtual
 async def test_a_hold_by_hand_outlasts_an_outage_of_the_lock_store(world: World) -> None:
     one = world.add()
@@ -383,7 +420,7 @@ async def test_a_hold_by_hand_outlasts_an_outage_of_the_lock_store(world: World)
 
 
 @virtual
-async def test_a_hold_made_while_the_store_is_away_counts_when_it_is_back(world: World) -> None:
+async def test_a_hold_that_was_neither_written_nor_given_back_counts_later(world: World) -> None:
     one, two = world.add(), world.add()
     run_id = await _first_step(world, one)
     (leased,) = await world.lease(one, "work")
@@ -391,8 +428,10 @@ async def test_a_hold_made_while_the_store_is_away_counts_when_it_is_back(world:
     by_hand = two.services.lock_audit
     assert by_hand is not None
     two.store.away()
-    assert isinstance(await by_hand.hold(f"run/{run_id}", ttl_ms=60_000, audit=audit), Granted)
+    two.locks.always(Fault.ERROR, "release")
+    assert await by_hand.hold(f"run/{run_id}", ttl_ms=60_000, audit=audit) == RunNotMarked()
     two.store.back()
+    two.locks.always(Fault.NONE, "release")
     await asyncio.sleep(10)
     before = await world.run(run_id)
     await world.report(one, leased)
@@ -422,7 +461,7 @@ async def test_a_hold_wins_against_results_that_settle_all_the_time(world: World
 
 
 @virtual
-async def test_a_hold_whose_fence_cannot_be_written_holds_and_leaves_nothing(world: World) -> None:
+async def test_a_hold_that_cannot_be_written_leaves_nothing(world: World) -> None:
     one, two = world.add(), world.add()
     run_id = await _first_step(world, one)
     (leased,) = await world.lease(one, "work")
@@ -431,11 +470,9 @@ async def test_a_hold_whose_fence_cannot_be_written_holds_and_leaves_nothing(wor
     assert by_hand is not None
     for replica in (one, two):
         replica.store.always(Fault.ERROR, "commit")
-    assert isinstance(await by_hand.hold(f"run/{run_id}", ttl_ms=5_000, audit=audit), Granted)
-    before = (await world.run(run_id)).stamp
+    assert await by_hand.hold(f"run/{run_id}", ttl_ms=5_000, audit=audit) == RunNotMarked()
     await world.report(one, leased)
     await asyncio.sleep(4)
-    assert (await world.run(run_id)).stamp == before
     for replica in (one, two):
         replica.store.always(Fault.NONE, "commit")
     world.work(one, "work")

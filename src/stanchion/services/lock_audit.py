@@ -3,7 +3,8 @@
 The lock store may be another server than the store. So it keeps, in the step of the change, a note
 with the audit entry; the note is then moved into the audit log, which takes it once. A replica that
 dies in between leaves the note, and any replica moves it later. So does one that cannot reach the
-store: the change is made, and its entry follows when the store is back.
+store: the change is made, and its entry follows when the store is back. Only the lock of a run is
+not held without the store: results would be settled as soon as it is back.
 """
 
 from __future__ import annotations
@@ -29,16 +30,20 @@ from stanchion.ports.locks import (
     OperatorLocks,
     operator_token,
 )
-from stanchion.ports.records import Commit, CommitConflict
+from stanchion.ports.records import Commit, CommitConflict, StaleFence
 from stanchion.ports.store import Store
 
 WITHIN_MS: Final = 2_000
 _NOTES_MAX: Final = 100
 _RUN: Final = "run/"
-_FENCE_TRIES: Final = 20
+_MARK_TRIES: Final = 20
 _NO_EFFECT: Final = TimerFired(timer=Timer(TimerKind.STEP_TIMEOUT, StepId("/")))
 """No step has such a name, and what is about an unknown step is ignored."""
 _decode: Final = msgspec.json.Decoder(AuditEntry).decode
+
+
+class RunNotMarked(msgspec.Struct, frozen=True):
+    """The store did not take the mark of the hold, so the lock was given back."""
 
 
 class LockAudit:
@@ -49,28 +54,47 @@ class LockAudit:
         self._store = store
         self._entropy = entropy
 
-    async def hold(self, name: str, *, ttl_ms: int, audit: AuditEntry) -> AcquireAnswer:
+    async def hold(
+        self, name: str, *, ttl_ms: int, audit: AuditEntry
+    ) -> AcquireAnswer | RunNotMarked:
         """Hold a lock for the actor of the entry. Raises ``BackendError`` of the lock store."""
         note = await self._note(name, replace(audit, after={"ttl_ms": ttl_ms}))
         token = operator_token(audit.actor, self._entropy.token())
         answer = await self._locks.hold(name, token, ttl_ms=ttl_ms, within_ms=WITHIN_MS, note=note)
-        if isinstance(answer, Granted) and name.startswith(_RUN):
-            with suppress(BackendError):  # then it is written when the note is moved
-                await self._fence(RunId(name.removeprefix(_RUN)), answer.fence)
+        if isinstance(answer, Granted) and not await self._is_marked(name, answer.fence):
+            # If this fails as well, the lock ends with its term.
+            with suppress(BackendError):
+                await self._locks.release(name, token, within_ms=WITHIN_MS)
+                await self._locks.drop_notes([note])
+            return RunNotMarked()
         await self._move_soon()
         return answer
 
-    async def _fence(self, run_id: RunId, fence: int) -> None:
+    async def _is_marked(self, name: str, fence: int) -> bool:
+        """Mark the run if it is the lock of one; whether that is done."""
+        if not name.startswith(_RUN):
+            return True
+        try:
+            return await self._mark(RunId(name.removeprefix(_RUN)), fence)
+        except BackendError:
+            return False
+
+    async def _mark(self, run_id: RunId, fence: int, *, is_late: bool = False) -> bool:
         """Write the fence to the run, so that no replica settles results without its lease.
 
         Results that settle one after the other could win against each try. So an entry is posted
         first: while it is in the inbox, none settles. It has no effect if it is applied.
+        If it ``is_late``, the run may have the fence already, or that of a later lease.
+
+        ``False``: others changed the run each time.
         """
         entry_id = f"hold:{fence}"
-        for number in range(_FENCE_TRIES):
+        for number in range(_MARK_TRIES):
             loaded = await self._store.load(run_id)
-            if loaded is None or loaded.run.status.is_finished or loaded.run.fence >= fence:
-                return
+            if loaded is None or loaded.run.status.is_finished:
+                return True
+            if is_late and loaded.run.fence >= fence:
+                return True
             if not number:
                 await self._store.post(run_id, _NO_EFFECT, entry_id=entry_id)
                 continue
@@ -83,11 +107,14 @@ class LockAudit:
                 transition=unchanged,
                 read=run.stamp,
                 nonce=BY_HAND + self._entropy.token(),
-                fence=fence,
+                # A lock store that was set up again may give lower fences than the one before.
+                fence=max(fence, run.fence),
                 applied=(entry_id,),
             )
-            if not isinstance(await self._store.commit(commit), CommitConflict):
-                return
+            answer = await self._store.commit(commit)
+            if not isinstance(answer, CommitConflict | StaleFence):
+                return True
+        return False
 
     async def release(self, name: str, *, audit: AuditEntry) -> LockView | None:
         """Release a lock of any holder; return it as it was, or ``None`` if it was free.
@@ -112,7 +139,7 @@ class LockAudit:
         for note in notes:
             entry = _entry(note)
             if entry.before is None and note.name.startswith(_RUN):
-                await self._fence(RunId(note.name.removeprefix(_RUN)), note.fence)
+                await self._mark(RunId(note.name.removeprefix(_RUN)), note.fence, is_late=True)
             await self._store.add_audit(entry, once=note.id)
         if notes:
             await self._locks.drop_notes(notes)

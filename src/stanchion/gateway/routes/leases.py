@@ -29,7 +29,7 @@ from stanchion.gateway.views import to_instant, when, wire_view
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.locks import AcquireTooLate, Granted, Held, LockHolder, LockView
 from stanchion.services.lease_signals import UNLOCKED_PART, LeaseMark, LockWait, Unlocked
-from stanchion.services.lock_audit import LockAudit
+from stanchion.services.lock_audit import LockAudit, RunNotMarked
 from stanchion.services.log import log_event
 from stanchion.wire.admin import (
     EscalationCounters,
@@ -114,6 +114,9 @@ async def hold_lease(call: Call[HoldLease, NoQuery]) -> Reply | Refusal:
             return Refusal(code=Code.CONFLICT, detail=detail)
         case AcquireTooLate():
             return call.state.unavailable(Code.LOCKS_UNAVAILABLE, "the lock store was too slow")
+        case RunNotMarked():
+            detail = "the store did not write the hold to the run, so the lock is free again"
+            return call.state.unavailable(Code.STORE_UNAVAILABLE, detail)
         case _:
             assert_never(answer)
 
