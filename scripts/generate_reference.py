@@ -63,7 +63,7 @@ error is a problem document on standard error. Hints go to standard error.
 used. The command switches to the next if a server refuses the connection, drains, or does not
 answer a request that can be sent twice.
 
-There are no other retries. `run start`, `run rerun` and `job submit` send an idempotency key, a
+There are no other retries. Commands that start runs or submit a job send an idempotency key, a
 generated one by default. If a response is lost they print the key; a retry with the same key
 creates no second run.
 

@@ -13,6 +13,7 @@ import pytest
 
 from stanchion.cli.errors import Exit
 from stanchion.wire.problems import Problem
+from tests.cli.cases import BATCH
 from tests.cli.conftest import Cli
 from tests.cli.scripted import Said, Script, problem
 
@@ -567,7 +568,14 @@ def test_a_start_that_was_not_sent_has_not_happened(cli: Cli, nobody: str) -> No
     assert "--idempotency-key" not in cli("run", "start", "research", "--url", nobody).err
 
 
-@pytest.mark.parametrize("args", [("run", "start", "research"), ("job", "submit", "mail.send")])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("run", "start", "research"),
+        ("run", "batch", "research", BATCH),
+        ("job", "submit", "mail.send"),
+    ],
+)
 def test_after_a_lost_answer_one_is_told_the_key_to_ask_again_with(
     args: tuple[str, ...], cli: Cli, server: Script
 ) -> None:
@@ -587,11 +595,30 @@ def test_a_program_finds_the_key_in_the_document(cli: Cli, server: Script) -> No
     assert json.loads(outcome.err)["idempotency_key"] == sent
 
 
-def test_who_brought_a_key_is_not_told_it(cli: Cli, server: Script) -> None:
+@pytest.mark.parametrize(
+    "args", [("run", "start", "research"), ("run", "batch", "research", BATCH)]
+)
+def test_who_brought_a_key_is_not_told_it(args: tuple[str, ...], cli: Cli, server: Script) -> None:
     server.says(Said(hangs_up=True))
-    outcome = cli("run", "start", "research", "--idempotency-key", "mine")
+    outcome = cli(*args, "--idempotency-key", "mine")
     assert server.requests[-1].headers["Idempotency-Key"] == "mine"
     assert "--idempotency-key" not in outcome.err
+
+
+def test_a_batch_that_is_refused_on_the_way_names_the_key(
+    cli: Cli, server: Script, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.ndjson"
+    file.write_text("{}\n" * 1_001)
+    started = [{"status": 200, "run_id": "07-01h"}] * 1_000
+    server.says(Said({"results": started}), problem(429, "tenant_overloaded"))
+    outcome = cli("run", "batch", "research", str(file))
+    assert outcome.code == Exit.FULL
+    first, second = (each.headers["Idempotency-Key"] for each in server.requests)
+    assert first == second
+    assert f"add --idempotency-key {first}" in outcome.err
+    server.says(problem(429, "tenant_overloaded"))  # nothing was started
+    assert "--idempotency-key" not in cli("run", "batch", "research", BATCH).err
 
 
 # ── Wrong usage ──────────────────────────────────────────────────────────────────────────────────

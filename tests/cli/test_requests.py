@@ -503,6 +503,37 @@ def test_a_batch_shows_lines_of_the_file_and_places_in_the_queue(cli: Cli, serve
     assert outcome.err.startswith("not started: 1 of 2 runs; to try again: add\n")
 
 
+def test_a_batch_is_sent_in_requests_that_a_server_accepts(
+    cli: Cli, server: Script, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.ndjson"
+    file.write_text((json.dumps({"input": {"text": "x" * 261_000}}) + "\n") * 4)
+    done = {"status": 200, "run_id": "07-01h"}
+    server.says(Said({"results": [done] * 3}), Said({"results": [done]}))
+    assert cli("run", "batch", "research", str(file), "--idempotency-key", "k").code == Exit.OK
+    assert max(len(each.body) for each in server.requests) <= 1 << 20
+    keys = [[row["key"] for row in each.document["runs"]] for each in server.requests]
+    assert keys == [["k/0", "k/1", "k/2"], ["k/3"]]
+
+
+@pytest.mark.parametrize(
+    "args", [("run", "start", "research"), ("run", "batch", "research", BATCH)]
+)
+def test_an_empty_key_is_not_replaced(args: tuple[str, ...], cli: Cli, server: Script) -> None:
+    server.says(problem(422, "invalid_request"))  # as a server answers
+    assert cli(*args, "--idempotency-key", "").code == Exit.FAILED
+    assert server.requests[-1].headers["Idempotency-Key"] == ""
+
+
+def test_an_empty_key_of_a_row_is_not_replaced(cli: Cli, server: Script, tmp_path: Path) -> None:
+    file = tmp_path / "rows.ndjson"
+    file.write_text('{"key": ""}\n{"key": null}\n')
+    server.says(Said({"results": [{"status": 422, "problem": {"detail": "key"}}]}))
+    cli("run", "batch", "research", str(file), "--idempotency-key", "k")
+    keys = [row["key"] for row in server.requests[0].document["runs"]]
+    assert keys == ["", "k/1"]
+
+
 @pytest.mark.parametrize(
     ("verb", "more"), [("set", ("--job-rate", "5")), ("show", ()), ("delete", ("--yes",))]
 )

@@ -184,11 +184,13 @@ CASES = {
     ),
     "start_many": Case(
         lambda c: c.start_many(
-            "research", [{"input": MappingProxyType({"q": 1})}, {"key": "own"}], idempotency_key="k"
+            "research",
+            [{"input": MappingProxyType({"q": 1})}, {"key": "own"}, {"key": ""}],
+            idempotency_key="k",
         ),
         "POST /v1/workflows/research/runs/batch",
-        {"runs": [{"input": {"q": 1}, "key": "k/0"}, {"key": "own"}]},
-        {"results": [{"status": 200, "run_id": "r1"}, {"status": 200, "run_id": "r2"}]},
+        {"runs": [{"input": {"q": 1}, "key": "k/0"}, {"key": "own"}, {"key": ""}]},
+        {"results": [{"status": 200, "run_id": each} for each in ("r1", "r2", "r3")]},
     ),
     "plan_rerun": Case(
         lambda c: c.plan_rerun("r1", version="newest", input=MappingProxyType({"q": 1})),

@@ -77,15 +77,12 @@ class Session:
 
         After a lost response the error names that key: a retry with it creates no second run.
         """
-        sent = key or os.urandom(16).hex()
+        sent = random_key() if key is None else key
         try:
             answer = self.send("POST", path, body, key=sent)
         except CliError as error:
             if error.may_have_happened and key is None:
-                again = "it may have been started: to retry without starting another, add"
-                fix = f"{again} --idempotency-key {sent}"
-                error.fix = f"{error.fix}; {fix}" if error.fix else fix
-                error.problem = (error.problem or {}) | {"idempotency_key": sent}
+                name_key(error, sent, "it may have been started: to retry without starting another")
             raise
         if answer.is_replay:
             self.note(f"this key was used for the same request before: this is the same {what}")
@@ -273,6 +270,18 @@ def number_in(kind: object) -> click.IntRange | click.FloatRange:
     """The type of an option whose range an annotated type states."""
     low, high, is_integer = range_of(kind)
     return click.IntRange(int(low), int(high)) if is_integer else click.FloatRange(low, high)
+
+
+def random_key() -> str:
+    """An idempotency key, for a command that was given none."""
+    return os.urandom(16).hex()
+
+
+def name_key(error: CliError, sent: str, why: str) -> None:
+    """Add to an error the idempotency key that was generated: a retry needs it."""
+    fix = f"{why}, add --idempotency-key {sent}"
+    error.fix = f"{error.fix}; {fix}" if error.fix else fix
+    error.problem = (error.problem or {}) | {"idempotency_key": sent}
 
 
 def key_option(what: str) -> Callable[[_F], _F]:

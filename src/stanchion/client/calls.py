@@ -144,7 +144,10 @@ def start_many(
     """
     path = f"/v1/workflows/{quoted_segment(workflow_id, 'workflow_id')}/runs/batch"
     shared = key_or_random(idempotency_key)
-    rows = [{**row, "key": row.get("key") or f"{shared}/{place}"} for place, row in enumerate(runs)]
+    rows = [
+        {**row, "key": f"{shared}/{place}" if row.get("key") is None else row["key"]}
+        for place, row in enumerate(runs)
+    ]
     results: list[BatchResult] = []
     while len(results) < len(rows):
         some = _portion(rows[len(results) : len(results) + _BATCH_MAX])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -45,7 +44,9 @@ from stanchion.cli.session import (
     key_option,
     limit_and_cursor,
     list_command,
+    name_key,
     number_in,
+    random_key,
     read_bounded,
     show_page,
     show_repeatedly,
@@ -152,15 +153,18 @@ def start_batch(session: Session, workflow_id: str, file: BinaryIO, key: str | N
     """
     lines = _rows(read_bounded(file, "FILE"))
     rows = list(lines.values())
-    shared = key or os.urandom(16).hex()
+    shared = random_key() if key is None else key
+    keyed = [row | _key_of(row, f"{shared}/{place}") for place, row in enumerate(rows)]
+    path = path_to("workflows", workflow_id, "runs", "batch")
     results: list[dict[str, Any]] = []
-    for first in range(0, len(rows), _BATCH_MAX):
-        some = [
-            {**row, "key": row.get("key") or f"{shared}/{first + place}"}
-            for place, row in enumerate(rows[first : first + _BATCH_MAX])
-        ]
-        path = path_to("workflows", workflow_id, "runs", "batch")
-        results += session.create(path, {"runs": some}, shared).document["results"]
+    try:
+        while len(results) < len(keyed):
+            some = _portion(keyed[len(results) : len(results) + _BATCH_MAX])
+            results += session.create(path, {"runs": some}, shared).document["results"]
+    except CliError as error:
+        if key is None and (results or error.may_have_happened):
+            name_key(error, shared, "runs may have been started: to retry without starting others")
+        raise
     session.show({"results": results}, lambda answer: batch_lines(answer, lines))
     refused = sum(each["status"] not in _OK for each in results)
     if refused:
@@ -174,6 +178,22 @@ def _batch_exit(statuses: set[int]) -> Exit:
     codes = {exit_for(status) for status in statuses - _OK}
     order = (Exit.FAILED, Exit.NOT_FOUND, Exit.UNAVAILABLE, Exit.FULL)
     return next((code for code in order if code in codes), Exit.OK)
+
+
+def _key_of(row: dict[str, Any], given: str) -> dict[str, Any]:
+    """The key of a row without one. An empty one stays: the server refuses it."""
+    return {"key": given} if row.get("key") is None else {}
+
+
+def _portion(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first rows, as many as one request may carry."""
+    size, some = 0, list[dict[str, Any]]()
+    for row in rows:
+        size += len(json.dumps(row)) + 2
+        if some and size > _BATCH_BYTES_MAX:
+            break
+        some.append(row)
+    return some
 
 
 def _rows(text: bytes) -> dict[int, dict[str, Any]]:
@@ -195,6 +215,7 @@ def _rows(text: bytes) -> dict[int, dict[str, Any]]:
 
 
 _BATCH_MAX: Final = 1_000
+_BATCH_BYTES_MAX: Final = 1_000_000
 _OK: Final = frozenset({200, 202})
 
 
