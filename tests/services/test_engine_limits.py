@@ -79,6 +79,16 @@ async def _running(world: World, limit: TopicLimit = LLM, tenant: TenantId = ACM
     return use.running
 
 
+def _shown(replica: Replica, metric: str) -> list[str]:
+    """The limits for which the replica shows a metric."""
+    return [
+        each.labels["limit"]
+        for family in replica.services.registry.collect()
+        for each in family.samples
+        if each.name == metric
+    ]
+
+
 @asynccontextmanager
 async def _renewed(replica: Replica, jobs: Sequence[LeasedJob]) -> AsyncIterator[None]:
     """Renew leases at a third of the term during the body."""
@@ -527,6 +537,15 @@ async def test_metrics_show_the_use_of_a_limit(world: World) -> None:
 
 
 @virtual
+async def test_metrics_do_not_show_a_max_running_that_a_limit_has_no_more(world: World) -> None:
+    replica = world.add(terms=TERMS)
+    await _set(replica, LLM)
+    assert _shown(replica, "stanchion_topic_limit_max") == ["llm"]
+    await _set(replica, TopicLimit(id="llm", topics=("llm.*",), rate_per_s=5))
+    assert _shown(replica, "stanchion_topic_limit_max") == []
+
+
+@virtual
 async def test_metrics_do_not_show_a_limit_of_each_tenant_that_is_gone(world: World) -> None:
     replica = world.add(terms=TERMS)
     own = TopicLimit(id="own", topics=("llm.*",), per=LimitScope.TENANT, max_running=2)
@@ -538,14 +557,7 @@ async def test_metrics_do_not_show_a_limit_of_each_tenant_that_is_gone(world: Wo
     entry = AuditEntry(at=Instant(0), actor="admin", action="limit.delete", subject="own")
     assert await replica.services.limits.delete("own", entry)
     await asyncio.sleep(3.5)
-    registry = replica.services.registry
-    shown = [
-        each.labels["limit"]
-        for family in registry.collect()
-        for each in family.samples
-        if each.name == "stanchion_topic_limit_running"
-    ]
-    assert shown == ["llm"]
+    assert _shown(replica, "stanchion_topic_limit_running") == ["llm"]
 
 
 @virtual

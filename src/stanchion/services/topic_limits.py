@@ -704,6 +704,9 @@ class _LimitSignals:
         for limit in limits.by_id.values():
             if limit.max_running is not None:
                 self._max.labels(limit.id).set(limit.max_running)
+                continue
+            with suppress(KeyError):
+                self._max.remove(limit.id)
 
     def set_running(self, pools: Sequence[TokenPool], uses: Sequence[PoolUse]) -> None:
         """Show how many tokens are in use."""
