@@ -1025,7 +1025,7 @@ CASES: Final = (
             "active runs     1 of 2",
             "on_full         queue: at most 9 runs, 30 s each",
             "job_rate_per_s  no limit",
-            "budget tokens   4 used, 3 reserved of 9 a day, until 2026-11-17T00:00:00Z",
+            "budget tokens   4 used, 3 reserved of 9 per day, until 2026-11-17 00:00:00Z",
             "budget cents    0 used, 0 reserved of 5 in total",
         ),
     ),

@@ -50,7 +50,7 @@ REFUSALS = [
         ),
         Exit.FULL,
         [
-            "(budget_exhausted); it resets at 2026-11-17T00:00:00Z",
+            "(budget_exhausted); it resets at 2026-11-17 00:00:00Z",
             "stanchion tenant set default --budget NAME=LIMIT/WINDOW",
         ],
     ),

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from stanchion.cli.text import printable, sentence
+from stanchion.cli.text import clock, printable, sentence
 from stanchion.core import install_command
 
 
@@ -227,7 +227,7 @@ def _message(problem: Mapping[str, Any], code: str, text: str) -> str:
     if problem.get("budget") is not None and problem.get("retry_class") is None:
         # No retry so soon can succeed.
         resets_at = problem.get("resets_at")
-        parts.append("it never resets" if resets_at is None else f"it resets at {resets_at}")
+        parts.append("it never resets" if resets_at is None else f"it resets at {clock(resets_at)}")
     elif isinstance(retry_after_ms, int | float):
         parts.append(f"retry in {retry_after_ms / 1000:.1f} s")
     if code == "internal":

@@ -281,7 +281,7 @@ def _use_of(budget: dict[str, Any]) -> str:
     used = f"{budget['used']} used, {budget['reserved']} reserved of {budget['limit']}"
     if budget["resets_at"] is None:
         return f"{used} in total"
-    return f"{used} a {budget['window']}, until {cell(budget['resets_at'])}"
+    return f"{used} per {budget['window']}, until {clock(budget['resets_at'])}"
 
 
 def _tenant_lines(name: str, tenant: dict[str, Any]) -> list[str]:
