@@ -51,7 +51,7 @@ REFUSALS = [
         Exit.FULL,
         [
             "(budget_exhausted); it resets at 2026-11-17 00:00:00Z",
-            "stanchion tenant set default --budget NAME=LIMIT/WINDOW",
+            "stanchion tenant set default --budget tokens=LIMIT/WINDOW",
         ],
     ),
     (
@@ -370,7 +370,7 @@ HINTS = [
         problem(429, "budget_exhausted", budget="tokens", resets_at=None),
         [
             "stanchion tenant limits --tenant beta",
-            "stanchion tenant set beta --budget NAME=LIMIT/WINDOW",
+            "stanchion tenant set beta --budget tokens=LIMIT/WINDOW",
         ],
     ),
     (("run", "start", "w"), problem(503, "gate_busy"), ["stanchion lease list"]),
@@ -562,6 +562,12 @@ def test_a_program_is_told_in_a_problem_document_too(cli: Cli, nobody: str) -> N
     assert outcome.code == Exit.UNAVAILABLE
     said = msgspec.json.decode(outcome.err, type=Problem)
     assert (said.code, said.retry_class) == ("unreachable", "unavailable")
+
+
+def test_a_tenant_that_only_the_key_names_is_a_placeholder(cli: Cli, server: Script) -> None:
+    server.says(problem(429, "budget_exhausted", budget="tokens"))
+    outcome = cli("run", "start", "research", "--api-key", "sk_a_b")
+    assert "stanchion tenant set TENANT --budget tokens=LIMIT/WINDOW" in outcome.err
 
 
 def test_a_start_that_was_not_sent_has_not_happened(cli: Cli, nobody: str) -> None:

@@ -119,11 +119,11 @@ _FIXES: Final = {
     "queue_full": "wait for a run to end, or let more runs wait:"
     " stanchion tenant set {tenant} --queue-max N",
     "budget_exhausted": "see what is left: stanchion tenant limits{flags}; or raise the limit:"
-    " stanchion tenant set {tenant} --budget NAME=LIMIT/WINDOW",
+    " stanchion tenant set {tenant} --budget {budget}=LIMIT/WINDOW",
     "job_throttled": "submit more slowly, or raise the rate:"
     " stanchion tenant set {tenant} --job-rate R",
     "tenant_overloaded": "this tenant has too much under way: send less at once, or slower",
-    "idempotency_mismatch": "this key was used for another request: give a new --idempotency-key",
+    "idempotency_mismatch": "give a new --idempotency-key, or send what was sent with this one",
     "gate_busy": "another process holds the admission lock: stanchion lease list",
     "gate_unavailable": "look at the server's /readyz and at its store and lock server",
     "limit_check_failed": "look at the server's /readyz and at its store",
@@ -269,7 +269,11 @@ def _fix(problem: Mapping[str, Any], code: str, path: str, caller: CallContext) 
         case _:
             if code not in _FIXES:
                 return None
-            return _FIXES[code].format(tenant=caller.tenant or "NAME", flags=caller.flags)
+            return _FIXES[code].format(
+                tenant=caller.tenant or "TENANT",
+                flags=caller.flags,
+                budget=problem.get("budget", "NAME"),
+            )
 
 
 def _authenticated(caller: CallContext) -> str:
