@@ -16,7 +16,7 @@ from stanchion.cli.errors import Exit
 from stanchion.core.model import RunStatus, WorkflowSource
 from stanchion.core.rerun import RerunAction, RerunVersion
 from stanchion.wire import admin, runs
-from tests.cli.cases import BATCH
+from tests.cli.cases import AUDIT, BATCH
 from tests.cli.conftest import Cli
 from tests.cli.scripted import Said, Script, problem, running_script
 
@@ -523,6 +523,27 @@ def test_an_empty_key_is_not_replaced(args: tuple[str, ...], cli: Cli, server: S
     server.says(problem(422, "invalid_request"))  # as a server answers
     assert cli(*args, "--idempotency-key", "").code == Exit.FAILED
     assert server.requests[-1].headers["Idempotency-Key"] == ""
+
+
+def test_an_audit_entry_shows_only_the_members_that_changed(cli: Cli, server: Script) -> None:
+    def change(before: object, after: object) -> str:
+        server.says(
+            Said(
+                {
+                    "entries": [{**msgspec.to_builtins(AUDIT), "before": before, "after": after}],
+                    "cursor": None,
+                }
+            )
+        )
+        return cli("audit", "list").out.splitlines()[1].split("tenant/acme  ")[1]
+
+    before = {"max_concurrent_runs": 2, "on_full": "reject", "queue_max": 100}
+    after = before | {"max_concurrent_runs": 3, "on_full": "queue", "budgets": {"tokens": 5}}
+    assert change(before, after) == (
+        'max_concurrent_runs: 2 → 3, on_full: reject → queue, budgets: - → {"tokens": 5}'
+    )
+    assert change({"a": 1}, None) == '{"a": 1}'
+    assert change({"a": None}, {}) == '{"a": null} → {}'
 
 
 def test_an_empty_key_of_a_row_is_not_replaced(cli: Cli, server: Script, tmp_path: Path) -> None:

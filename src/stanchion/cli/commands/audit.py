@@ -42,6 +42,13 @@ def _seconds(milliseconds: float | None) -> str:
 def _change(before: object, after: object) -> str:
     if before is None or after is None:
         return cell(after if before is None else before)
+    if isinstance(before, dict) and isinstance(after, dict):
+        pairs = ((name, before.get(name), after.get(name)) for name in before | after)
+        changed = [
+            f"{cell(name)}: {cell(was)} → {cell(now)}" for name, was, now in pairs if was != now
+        ]
+        if changed:
+            return ", ".join(changed)
     return f"{cell(before)} → {cell(after)}"
 
 
