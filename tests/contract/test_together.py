@@ -175,6 +175,24 @@ async def test_the_end_of_a_run_and_a_result_for_it_leave_nothing_behind(store: 
     assert await store.active_runs(ACME) == 0
 
 
+async def test_a_result_just_before_the_end_of_its_run_leaves_nothing_behind(store: Store) -> None:
+    run_id = await start(store, TWO_JOBS)
+    first = await lease_one(store)
+    found, other = await loaded(store, run_id), await loaded(store, await start(store))
+    ends = decide_all(TWO_JOBS, found.run, (CancelRequested(),), await store.now())
+    # A store that writes commits together might write the second one with the first.
+    _, (answer,), committed = await asyncio.gather(
+        store.commit(commit_of(other, nothing(other))),
+        store.accept([result_of(first)]),
+        store.commit(commit_of(found, ends)),
+    )
+    assert isinstance(committed, Committed)
+    assert isinstance(answer, Accepted | ResultRefused)
+    after = await loaded(store, run_id)
+    assert (after.run.status, after.inbox) == (RunStatus.CANCELLED, ())
+    assert await store.outbox_size() == 0
+
+
 async def test_jobs_that_become_ready_and_workers_that_ask_meet_once(store: Store) -> None:
     now = await store.now()
     wanted = [admission(now) for _ in range(6)]

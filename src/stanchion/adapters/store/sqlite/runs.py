@@ -157,7 +157,8 @@ def items_at(
 
 def commit(db: Database, commit: Commit) -> CommitAnswer:
     """See ``ports.store.Runs.commit``."""
-    db.settle(pending_run(commit.run_id))
+    # What is written of a commit depends on the inbox, which is another statement's.
+    db.settle(pending_run(commit.run_id), pending_inbox(commit.run_id))
     found = db.peek(SQL["read_stamp"], run_id=commit.run_id)
     if found is None:
         return Gone()
