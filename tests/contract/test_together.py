@@ -242,6 +242,14 @@ def _told(verdicts: Iterable[Verdict], runs: Sequence[RunId]) -> list[object]:
     return [told(each) for each in verdicts]
 
 
+async def test_a_run_that_is_named_again_in_one_call_begins_once(store: Store) -> None:
+    wanted = admission(await store.now())
+    for _ in range(2):
+        verdicts = await _admit_many(store, wanted, wanted, admission(await store.now()), wanted)
+        assert verdicts[0] == verdicts[1] == verdicts[3] == Admitted(wanted.run.id)
+    assert await store.active_runs(ACME) == 3
+
+
 def _mixed(now: Instant, tenant: TenantId) -> list[Admission]:
     """One run of each kind that a verdict can be about, in an order that matters."""
 

@@ -138,6 +138,8 @@ def admit_many(
         if each.key is not None:
             seen_keys.add(each.key)
         known = read if is_first else None
+        if known is None:
+            db.pending.write()  # so that it is read whether this run exists
         # Waiting runs are promoted once in a step.
         verdicts.append(admit(db, each, not_after, key_ttl_ms, known, promotes=not verdicts))
     return tuple(verdicts)
