@@ -50,8 +50,12 @@ def store(clock: ManualClock) -> Store:
 
 
 @pytest.fixture
-def service(store: Store, clock: ManualClock) -> ReceiptService:
-    registry = CollectorRegistry()
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def service(store: Store, clock: ManualClock, registry: CollectorRegistry) -> ReceiptService:
     return ReceiptService(store, clock=clock, entropy=SystemEntropy(), registry=registry)
 
 
@@ -123,6 +127,25 @@ async def test_memory_is_bounded_over_all_tenants(
     assert await service.write()
     assert await listed(service) == [str(number) for number in range(29, 19, -1)]
     assert await listed(service, TenantId("t9")) == ["x"], "the largest tenant gave way"
+
+
+async def test_more_tenants_than_receipts_that_may_wait_do_not_stop_the_writes(
+    service: ReceiptService,
+    clock: ManualClock,
+    registry: CollectorRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "WAITING_MAX", 20)
+    for number in range(50):  # each has one receipt: the one that gives way has none left
+        refuse(service, clock, "x", tenant=TenantId(f"t{number}"))
+    assert service.waiting == 20
+    assert await service.write()
+    assert service.waiting == 0
+    assert await listed(service, None) == ["x"] * 20
+    assert registry.get_sample_value("stanchion_receipts_left_out_total") == 30
+    refuse(service, clock, "y", tenant=TenantId("t0"))
+    assert await service.write()
+    assert "y" in await listed(service, TenantId("t0"))
 
 
 @pytest.mark.parametrize("limit", [1, 3, 7, 100])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from msgspec.structs import replace
@@ -35,6 +36,8 @@ WRITE_MAX_S: Final = 1.0
 CLOSE_MAX_S: Final = 0.5
 WAITING_MAX: Final = 50_000
 """Receipts of all tenants that wait in memory."""
+_COMPARED_MAX: Final = 1_000
+"""Tenants among which the one with the most receipts is found, if one has to be left out."""
 _AT_ONCE: Final = 8
 """Batches that are written at the same time."""
 _BATCHES_READ: Final = 20
@@ -86,9 +89,11 @@ class ReceiptService:
         waiting.receipts.append(receipt)
         self._count += 1
         if len(waiting.receipts) > KEPT_MAX:
-            self._leave_out(waiting)
+            self._leave_out(tenant)
         elif self._count > WAITING_MAX:
-            self._leave_out(max(self._waiting.values(), key=lambda each: len(each.receipts)))
+            # This one has a receipt at least. Others may only have a batch that was sent.
+            some = (tenant, *islice(self._waiting, _COMPARED_MAX))
+            self._leave_out(max(some, key=lambda each: len(self._waiting[each].receipts)))
 
     async def run(self) -> None:
         """Write the collected receipts every second, until cancelled."""
@@ -160,12 +165,13 @@ class ReceiptService:
             place, done = batches[_BATCHES_READ].place, 0
 
     async def _write(self, tenant: TenantId) -> None:
-        waiting = self._waiting[tenant]
+        waiting = self._waiting.get(tenant)
+        if waiting is None:
+            return  # its only receipt was left out meanwhile
         if waiting.sent is None:
             batch = tuple(waiting.receipts)
             if waiting.left_out:
                 batch = (replace(batch[0], left_out=waiting.left_out), *batch[1:])
-                self._left_out.inc(waiting.left_out)
             self._count -= len(batch)
             waiting.receipts, waiting.left_out = deque(), 0
             waiting.sent = self._entropy.token(), batch
@@ -179,10 +185,15 @@ class ReceiptService:
         if not waiting.receipts:
             del self._waiting[tenant]
 
-    def _leave_out(self, waiting: _Waiting) -> None:
+    def _leave_out(self, tenant: TenantId) -> None:
+        """Leave out the oldest receipt of a tenant, and the tenant if it had no other."""
+        waiting = self._waiting[tenant]
         waiting.receipts.popleft()
         waiting.left_out += 1
         self._count -= 1
+        self._left_out.inc()
+        if not waiting.receipts and waiting.sent is None:
+            del self._waiting[tenant]
 
 
 def _read_cursor(cursor: str | None) -> tuple[str | None, int, int]:
