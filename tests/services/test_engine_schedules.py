@@ -23,6 +23,7 @@ from stanchion.core.schedule import (
     waiting_tick,
 )
 from stanchion.ports.records import RunFilter, Tenant
+from stanchion.services import schedules as module
 from stanchion.services.gate_answers import RunStarted
 from stanchion.services.schedules import READ_S, TooManySchedules
 from tests.services.stage import ACME, Replica, World, job, virtual, workflow
@@ -429,6 +430,26 @@ async def test_a_tenant_whose_starts_wait_for_a_lock_holds_up_no_other_tenants_t
     await world.locks.release("admission/slow", "operator", within_ms=1_000)
     await asyncio.sleep(20)
     assert (await one.services.schedules.list(TenantId("slow")))[0][1].runs != ()
+
+
+@virtual
+async def test_many_tenants_whose_starts_wait_hold_up_no_other_tenants_ticks(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CONCURRENT_MAX", 2)
+    one = world.add()
+    await world.define(ONE)
+    spec = ScheduleSpec(workflow_id=WorkflowId("one"), every_s=5, overlap=Overlap.ALLOW)
+    for slow in (TenantId("slow-1"), TenantId("slow-2")):
+        await world.define(ONE, tenant=slow)
+        await one.services.gate.tenants.put(slow, LOCKED)
+        await world.locks.acquire(f"admission/{slow}", "operator", ttl_ms=600_000, within_ms=1_000)
+        for number in range(20):  # each waits two seconds for the lock
+            await one.services.schedules.put(slow, f"s{number}", spec, AUDIT)
+    await put(one, every_s=15, overlap=Overlap.ALLOW)
+    await asyncio.sleep(15 + 5)
+    schedule = await stored(world)
+    assert (len(schedule.runs), schedule.missed) == (1, ())
 
 
 @virtual
