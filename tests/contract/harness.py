@@ -20,7 +20,7 @@ import redis.asyncio
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.system import ManualClock
-from stanchion.core.model import TenantId
+from stanchion.core.model import JobId, TenantId
 from stanchion.ports.locks import Locks
 from stanchion.ports.store import Store
 from tests.contract import tampering
@@ -117,6 +117,10 @@ class Harness(ABC):
         """Make the tenant's count of slots wrong."""
 
     @abstractmethod
+    async def job_size(self, job_id: JobId) -> int:
+        """About how many bytes the store keeps of the lease of an open job, without its input."""
+
+    @abstractmethod
     async def _open_store(self, key_ttl_ms: int, audit_ttl_ms: int) -> Store: ...
 
     @abstractmethod
@@ -137,6 +141,10 @@ class MemoryHarness(Harness):
     async def tamper_slots(self, tenant: TenantId, delta: int) -> None:
         assert isinstance(self.store, MemoryStore)
         tampering.tamper_memory(self.store, tenant, delta)
+
+    async def job_size(self, job_id: JobId) -> int:
+        assert isinstance(self.store, MemoryStore)
+        return tampering.job_size_memory(self.store, job_id)
 
     async def _open_store(self, key_ttl_ms: int, audit_ttl_ms: int) -> Store:
         return MemoryStore(self.clock, key_ttl_ms=key_ttl_ms, audit_ttl_ms=audit_ttl_ms)
@@ -164,6 +172,9 @@ class SqliteHarness(Harness):
 
     async def tamper_slots(self, tenant: TenantId, delta: int) -> None:
         tampering.tamper_sqlite(self._file, tenant, delta)
+
+    async def job_size(self, job_id: JobId) -> int:
+        return tampering.job_size_sqlite(self._file, job_id)
 
     async def _open_store(self, key_ttl_ms: int, audit_ttl_ms: int) -> Store:
         from stanchion.adapters.store.sqlite import SqliteStore  # noqa: PLC0415 - see above
@@ -203,6 +214,9 @@ class ServerHarness(Harness):
 
     async def tamper_slots(self, tenant: TenantId, delta: int) -> None:
         tampering.tamper_redis(self._nodes, self._namespace, tenant, delta)
+
+    async def job_size(self, job_id: JobId) -> int:
+        return tampering.job_size_redis(self._nodes, self._namespace, job_id)
 
     async def close(self) -> None:
         await super().close()

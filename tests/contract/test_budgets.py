@@ -194,6 +194,22 @@ async def test_usage_counts_by_its_maximum_for_each_job_and_fence(
     assert await _counts(store) == (21, 0)
 
 
+async def test_a_job_keeps_no_usage_of_budgets_that_its_run_has_not(
+    store: Store, harness: Harness
+) -> None:
+    await store.put_tenant(GLOBEX, _tenant(100))
+    verdict, _ = await _admit(store, {"tokens": 50}, tenant=GLOBEX)
+    assert isinstance(verdict, Admitted)
+    await _start(store, {"tokens": 50})  # of a tenant without budgets
+    for leased in await lease(store, max_jobs=2):
+        for number in range(20):
+            names = {f"name-{number}-{each}": 1 for each in range(15)}
+            renewed = await _renew(store, leased, {"tokens": number, **names})
+            assert renewed.renewed == (leased.job.id,)
+        assert await harness.job_size(leased.job.id) < 300
+    assert await _counts(store, tenant=GLOBEX) == (19, 31)
+
+
 async def test_what_is_used_beyond_a_reservation_counts(store: Store) -> None:
     await store.put_tenant(ACME, _tenant(100))
     run_id = await _start(store, {"tokens": 10}, plan=SIDE_BY_SIDE)

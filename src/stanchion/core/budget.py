@@ -227,6 +227,16 @@ def settle(tally: BudgetTally | None, reservation: Reservation) -> BudgetTally |
     return replace(tally, held=tally.held - reservation.held)
 
 
+def counted_usage(
+    told: Mapping[str, int], reservations: Mapping[str, Reservation]
+) -> dict[str, int]:
+    """What of a report counts: the budgets of the run.
+
+    A job keeps no other names, because each report may have new ones.
+    """
+    return {name: amount for name, amount in told.items() if name in reservations}
+
+
 def new_usage(before: Mapping[str, int], told: Mapping[str, int]) -> dict[str, int]:
     """What a cumulative report adds to those before it, for the same job and fence."""
     more = {name: amount - before.get(name, 0) for name, amount in told.items()}

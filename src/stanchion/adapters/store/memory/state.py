@@ -25,6 +25,7 @@ from stanchion.core.budget import (
     BudgetTally,
     Reservation,
     charge,
+    counted_usage,
     merge_usage,
     new_usage,
     reserve,
@@ -327,13 +328,13 @@ class MemoryState:
     def charge_usage(self, job: JobFile, told: Mapping[str, int]) -> None:
         """Charge what a report of a job adds to earlier ones under the same fence."""
         file, tallies = self.runs[job.job.run_id], self.account(job.job.tenant).budgets
-        for name, amount in new_usage(job.usage, told).items():
-            if name in file.reservations:
-                after, reservation = charge(tallies.get(name), file.reservations[name], amount)
-                file.reservations[name] = reservation
-                if after is not None:
-                    tallies[name] = after
-        job.usage = merge_usage(job.usage, told)
+        counted = counted_usage(told, file.reservations)
+        for name, amount in new_usage(job.usage, counted).items():
+            after, reservation = charge(tallies.get(name), file.reservations[name], amount)
+            file.reservations[name] = reservation
+            if after is not None:
+                tallies[name] = after
+        job.usage = merge_usage(job.usage, counted)
 
     def settle_budgets(self, file: RunFile) -> None:
         """Return what is left of the reservations of a run that has ended."""

@@ -98,7 +98,11 @@ end
 
 local function charge_usage(run_id, job, told)
   local packed = redis.call('HGET', key.reservations, run_id)
-  local before, list = job.usage or {}, packed and cmsgpack.unpack(packed) or {}
+  if not packed then
+    return
+  end
+  -- A job keeps the names of its run's budgets only: each report may have new ones.
+  local before, list = job.usage or {}, cmsgpack.unpack(packed)
   for i = 2, #list, 4 do
     local name, generation, reserved, used = unpack(list, i, i + 3)
     local amount = (told[name] or 0) - (before[name] or 0)
@@ -111,15 +115,11 @@ local function charge_usage(run_id, job, told)
         tally.held = tally.held - (math.max(0, reserved - used) - math.max(0, reserved - after))
         write_tally(list[1], name, tally)
       end
+      before[name] = told[name]
     end
   end
-  for name, amount in pairs(told) do
-    before[name] = math.max(amount, before[name] or 0)
-  end
   job.usage = before
-  if packed then
-    redis.call('HSET', key.reservations, run_id, cmsgpack.pack(list))
-  end
+  redis.call('HSET', key.reservations, run_id, cmsgpack.pack(list))
 end
 
 local function settle_budgets(run_id)

@@ -19,6 +19,7 @@ from stanchion.core.budget import (
     BudgetWindow,
     Reservation,
     charge,
+    counted_usage,
     merge_usage,
     new_usage,
     reserve,
@@ -63,15 +64,17 @@ def charge_usage(db: Database, job_id: JobId, told: Mapping[str, int]) -> None:
     found = db.first(SQL["read_usage"], job_id=job_id)
     assert found is not None, "it is leased"
     job, run, tenant, said = found
+    reservations = _reservations(db, run)
+    counted = counted_usage(told, reservations)
+    if not counted:
+        return
     before = {} if said is None else _USAGE.decode(said)
-    more = new_usage(before, told)
-    for name, reservation in _reservations(db, run).items():
-        if name in more:
-            tally, after = charge(_read_tally(db, tenant, name), reservation, more[name])
-            _put_reservation(db, run, name, after)
-            if tally is not None:
-                _put_tally(db, tenant, name, tally)
-    db.run(SQL["put_usage"], job=job, usage=encode(merge_usage(before, told)))
+    for name, amount in new_usage(before, counted).items():
+        tally, after = charge(_read_tally(db, tenant, name), reservations[name], amount)
+        _put_reservation(db, run, name, after)
+        if tally is not None:
+            _put_tally(db, tenant, name, tally)
+    db.run(SQL["put_usage"], job=job, usage=encode(merge_usage(before, counted)))
 
 
 def settle_budgets(db: Database, tenant: TenantId, run: int) -> None:
