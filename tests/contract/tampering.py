@@ -62,7 +62,9 @@ def job_size_sqlite(file: Path, job_id: JobId) -> int:
         rows = connection.execute(
             "SELECT ifnull(length(usage), 0) FROM jobs WHERE id = ?", (job_id,)
         )
-        return int(rows.fetchall()[0][0])
+        size = rows.fetchall()[0][0]
+        assert isinstance(size, int)
+        return size
 
 
 def job_size_redis(nodes: Sequence[str], namespace: str, job_id: JobId) -> int:

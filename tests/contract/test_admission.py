@@ -394,10 +394,10 @@ async def test_a_tick_is_admitted_once_and_the_mark_never_falls(store: Store) ->
 
     assert isinstance(await admit(9, 1_000), Admitted)
     for generation, tick in ((9, 1_000), (9, 999), (8, 5_000)):
-        assert await admit(generation, tick) == TickTaken()
+        assert await admit(generation, tick) == TickTaken(9, 1_000)
     assert isinstance(await admit(9, 1_001), Admitted)
     assert isinstance(await admit(10, 2), Admitted)
-    assert await admit(9, 9_999_999_999_999) == TickTaken()
+    assert await admit(9, 9_999_999_999_999) == TickTaken(10, 2)
     # Another schedule, and the same of another tenant, have marks of their own.
     assert isinstance(await admit(1, 1, schedule="t"), Admitted)
     assert isinstance(await admit(1, 1, tenant=GLOBEX), Admitted)

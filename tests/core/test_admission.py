@@ -49,8 +49,8 @@ def verdict(**facts: object) -> Verdict:
     ("facts", "expected"),
     [
         ({}, Admitted(RunId("new"))),
-        ({"tick_is_taken": True, "definition_is_current": False}, TickTaken()),
-        ({"tick_is_taken": True, "key": SAME}, Replayed(RunId("old"))),
+        ({"tick_taken": (3, 7), "definition_is_current": False}, TickTaken(3, 7)),
+        ({"tick_taken": (3, 7), "key": SAME}, Replayed(RunId("old"))),
         ({"limit": 2, "active": 1}, Admitted(RunId("new"))),
         ({"limit": 2, "active": 2}, Full(2, 2)),
         ({"limit": 2, "active": 3}, Full(2, 3)),

@@ -19,8 +19,10 @@ from stanchion.core.schedule import (
     Overlap,
     Schedule,
     ScheduleSpec,
+    TickMark,
     TickPlan,
     TickRun,
+    after_taken,
     decide_ticks,
     next_ticks,
     schedule_faults,
@@ -304,3 +306,42 @@ def test_a_tick_that_waits_is_told_with_its_reason() -> None:
     assert told is not None
     assert (told.tick, told.reason) == (MINUTE, "the tenant was full: 1 run")
     assert waiting_tick(schedule()) is None
+
+
+@pytest.mark.parametrize(
+    ("mark", "generation", "missed"),
+    [
+        (None, 5, [2]),  # its key is of another run
+        ((5, 2 * MINUTE), 5, [2]),  # a run that was forgotten
+        ((5, 9 * MINUTE), 5, [2]),
+        ((7, 1 * MINUTE), 8, []),  # of a schedule that was removed: the tick is tried above it
+        ((7, 2 * MINUTE), 8, [2]),  # or of changes that were lost: they may have had this tick
+        ((7, 3 * MINUTE), 8, [2]),
+        ((7, 9 * MINUTE), 8, []),  # by a clock that was set back since
+    ],
+)
+def test_a_tick_that_the_store_has_passed_is_tried_above_its_mark_or_missed(
+    mark: tuple[int, int] | None, generation: int, missed: list[float]
+) -> None:
+    tick, now = Instant(2 * MINUTE), Instant(3 * MINUTE)
+    tried = with_trial(msgspec.structs.replace(schedule(), generation=5), tick)
+    changed = after_taken(tried, tick, mark, now)
+    assert changed.generation == generation
+    assert [at for at, _ in reasons(changed)] == missed
+    assert changed.tried is None
+    assert changed.handled == (tick if missed else 0)
+
+
+def test_a_mark_takes_the_ticks_up_to_it() -> None:
+    mark = TickMark("s", 5, Instant(7))
+    for newest in ((5, 7), (5, 8), (6, 1)):
+        assert mark.taken_by(newest) == newest
+    for earlier in (None, (5, 6), (4, 9)):
+        assert mark.taken_by(earlier) is None
+
+
+def test_a_tick_that_was_held_back_stays_so_if_it_is_tried_above_a_mark() -> None:
+    held = with_held(schedule(overlap=Overlap.QUEUE), Instant(2 * MINUTE))
+    changed = after_taken(held, Instant(2 * MINUTE), (7, MINUTE), Instant(3 * MINUTE))
+    assert (changed.generation, changed.tried) == (8, 2 * MINUTE)
+    assert plan(changed, 3).start == 2 * MINUTE

@@ -374,6 +374,23 @@ async def test_a_schedule_that_was_removed_and_made_again_is_not_taken_for_the_o
 
 
 @virtual
+async def test_a_schedule_that_is_made_again_by_an_earlier_clock_has_runs(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    world.work(one, "work")
+    await put(one)
+    await asyncio.sleep(65)
+    assert len((await stored(world)).runs) == 1
+    assert await one.services.schedules.delete(ACME, "s", AUDIT)
+    world.clock.step_ms -= 3_600_000
+    await put(one)
+    await asyncio.sleep(65)
+    schedule = await stored(world)
+    assert (len(schedule.runs), schedule.missed) == (1, ())
+    assert len(await runs(world)) == 2
+
+
+@virtual
 async def test_a_tenant_has_a_bounded_number_of_schedules(world: World) -> None:
     one = world.add()
     await world.define(ONE)

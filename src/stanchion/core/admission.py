@@ -83,7 +83,10 @@ class RateExceeded(msgspec.Struct, frozen=True, tag="throttled"):
 
 
 class TickTaken(msgspec.Struct, frozen=True, tag="tick_taken"):
-    """The schedule's tick, or a later one, was admitted or given up before."""
+    """The schedule's tick, or a later one, was admitted before: the schedule's mark is that one."""
+
+    generation: int
+    tick: int
 
 
 class TooLate(msgspec.Struct, frozen=True, tag="too_late"):
@@ -121,8 +124,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     key: KeyRecord | None = None
     """The record of the tenant's idempotency key; ``None`` without a key or for a new one."""
     fingerprint: str = ""
-    tick_is_taken: bool = False
-    """Whether the mark of the run's schedule is at or beyond the run's tick."""
+    tick_taken: tuple[int, int] | None = None
+    """The mark of the run's schedule, generation and tick, if it is at or beyond the run's tick."""
     definition_is_current: bool = True
     over_budget: OverBudget | None = None
     """A budget of the tenant that has too little left for the run."""
@@ -165,8 +168,8 @@ def judge(facts: Facts) -> Verdict:
         return TooLate()
     if facts.key is not None:
         return judge_key(facts.key, facts.fingerprint)
-    if facts.tick_is_taken:
-        return TickTaken()
+    if facts.tick_taken is not None:
+        return TickTaken(*facts.tick_taken)
     if not facts.definition_is_current:
         return StaleDefinition()
     if facts.over_budget is not None:

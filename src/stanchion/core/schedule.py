@@ -173,6 +173,11 @@ class TickMark(msgspec.Struct, frozen=True):
     generation: int
     tick: Instant
 
+    def taken_by(self, newest: tuple[int, int] | None) -> tuple[int, int] | None:
+        """The newest mark of the schedule, if it is at or beyond this one."""
+        is_taken = newest is not None and newest >= (self.generation, self.tick)
+        return newest if is_taken else None
+
 
 def with_spec(
     schedule: Schedule,
@@ -227,6 +232,25 @@ def with_run(schedule: Schedule, tick: Instant, run_id: RunId) -> Schedule:
         missed=missed,
         missed_total=schedule.missed_total - (len(schedule.missed) - len(missed)),
     )
+
+
+def after_taken(
+    schedule: Schedule, tick: Instant, mark: tuple[int, int] | None, now: Instant
+) -> Schedule:
+    """The schedule after the store refused a tick, because it has a run at ``mark``.
+
+    If that run is of a later generation, the schedule was removed and made again, or read after a
+    failover that lost its last changes. A clock may have been set back meanwhile: the tick is tried
+    again, above the mark, unless the mark is at a time between the tick and now.
+    """
+    generation, newest = (schedule.generation, tick) if mark is None else mark
+    is_ahead = generation > schedule.generation
+    if is_ahead:
+        held = schedule.tried if tick <= schedule.handled else None
+        schedule = msgspec.structs.replace(schedule, generation=generation + 1, tried=held)
+    if is_ahead and not tick <= newest <= now:
+        return schedule
+    return with_missed(schedule, (MissedTick(tick, _TAKEN),))
 
 
 def waiting_tick(schedule: Schedule) -> MissedTick | None:
@@ -380,4 +404,5 @@ _REASONS: Final = {
 }
 _CHANGED: Final = "the schedule was changed before it could start"
 _HELD: Final = "an earlier tick is held back already"
+_TAKEN: Final = "it, or a later tick, had a run that is not known here"
 _LATE: Final = "late by more than a minute"

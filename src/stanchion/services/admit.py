@@ -687,9 +687,11 @@ class Admitter:
                 return GateFull(limit, active, self._pacing.full(call.tenant))
             case OverBudget():
                 return self._pacing.over_budget(call.tenant, verdict)
-            case judged.Mismatch() | judged.TickTaken():
-                # A tick is the key of its run: this one, or a later one, has another run.
+            case judged.Mismatch():
                 return KeyMismatch()
+            case judged.TickTaken(generation, tick):
+                # A tick is the key of its run: this one, or a later one, has another run.
+                return KeyMismatch((generation, tick))
             case judged.RateExceeded():
                 return JobThrottled()
             case judged.TooLate() | judged.StaleDefinition():

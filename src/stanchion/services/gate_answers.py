@@ -220,6 +220,9 @@ class GateOverBudget(msgspec.Struct, frozen=True):
 class KeyMismatch(msgspec.Struct, frozen=True):
     """The idempotency key was used for another request."""
 
+    mark: tuple[int, int] | None = None
+    """Of a tick: the generation and tick that the schedule's newest run has, in the store."""
+
 
 class JobThrottled(msgspec.Struct, frozen=True):
     """The tenant submits jobs faster than its rate limit allows."""

@@ -32,6 +32,7 @@ from stanchion.core.schedule import (
     Schedule,
     ScheduleSpec,
     TickMark,
+    after_taken,
     decide_ticks,
     next_ticks,
     schedule_faults,
@@ -411,10 +412,10 @@ class ScheduleService:
                     await self._record(name, tick, answer.run_id)
                 return
             if isinstance(answer, KeyMismatch):
-                # It has a run that this replica has not heard of: its document is old.
+                # Mostly the document that was read is old: then this is not written.
                 self._read_at = None
-                handled = max(schedule.handled, tick)
-                await self._write(name, replace(schedule, handled=handled, tried=None), revision)
+                now = self._clock.now()
+                await self._write(name, after_taken(schedule, tick, answer.mark, now), revision)
                 return
             refusal = _refusal(answer)
         retry_at = Instant(self._clock.now() + RETRY_MS)

@@ -103,7 +103,6 @@ from stanchion.ports.records import (
 )
 
 _DEFAULTS = Tenant()
-_NEVER = (0, 0)
 _OPEN = {JobState.READY: OpenJobState.READY, JobState.LEASED: OpenJobState.LEASED}
 
 
@@ -364,8 +363,7 @@ class MemoryRuns(MemoryPart):
             position=account.queue.position(run.id),
             key=_key_record(account, admission.key, now),
             fingerprint=admission.fingerprint,
-            tick_is_taken=tick is not None
-            and account.ticks.get(tick.schedule_id, _NEVER) >= (tick.generation, tick.tick),
+            tick_taken=None if tick is None else tick.taken_by(account.ticks.get(tick.schedule_id)),
             takes_slot=run.holds_slot,
             on_full=config.on_full if admission.before is not None else OnFull.REJECT,
             rate=rate,

@@ -404,7 +404,6 @@ _REFUSED: Final[Mapping[bytes, Verdict]] = {
     b"no_queue": NoQueue(),
     b"stale_definition": StaleDefinition(),
     b"throttled": RateExceeded(),
-    b"tick_taken": TickTaken(),
     b"too_late": TooLate(),
 }
 
@@ -440,6 +439,8 @@ def _verdict(run_id: RunId, reply: Reply) -> Verdict:
             return Replayed(RunId(other.decode()))
         case [b"queued", position, *_]:
             return Queued(run_id, position)
+        case [b"tick_taken", mark]:
+            return TickTaken(*map(int, mark.split(b":")))
         case [b"full", limit, active]:
             return Full(limit, active)
         case [b"over_budget", name, limit, used, reserved, ends, asked]:

@@ -30,7 +30,8 @@
 --             created_at                of the run
 --             audit                     an audit entry (see part audit), or false
 -- ANSWER a list with an answer for each run:
---        {'admitted'} {'too_late'} {'mismatch'} {'replayed', run} {'tick_taken'}
+--        {'admitted'} {'too_late'} {'mismatch'} {'replayed', run}
+--        {'tick_taken', the mark of its schedule}
 --        {'stale_definition'}
 --        {'over_budget', name, limit, used, reserved, end of its window or -1, what is asked}
 --        {'full', limit, active} {'throttled'}
@@ -192,8 +193,9 @@ local function admit(ask, may_exist)
       end
     end
   end
-  if ask.tick and (redis.call('HGET', key.ticks, ask.tick[1]) or '') >= ask.tick[2] then
-    return {'tick_taken'}
+  local mark = ask.tick and redis.call('HGET', key.ticks, ask.tick[1])
+  if mark and mark >= ask.tick[2] then
+    return {'tick_taken', mark}
   end
   if not are_in_force(ask) then
     return {'stale_definition'}

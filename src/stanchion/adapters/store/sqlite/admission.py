@@ -324,7 +324,7 @@ def _facts(
         not_after=not_after,
         key=key,
         fingerprint=admission.fingerprint,
-        tick_is_taken=admission.tick is not None and _is_taken(db, run.tenant, admission.tick),
+        tick_taken=None if admission.tick is None else _taken(db, run.tenant, admission.tick),
         definition_is_current=standing.is_current,
         over_budget=over_budget(tenant.budgets, tallies, admission.budget) if tallies else None,
         takes_slot=run.holds_slot,
@@ -353,9 +353,9 @@ def _record(row: Sequence[Any], aged_before: Instant) -> KeyRecord | None:
     )
 
 
-def _is_taken(db: Database, tenant: TenantId, tick: TickMark) -> bool:
+def _taken(db: Database, tenant: TenantId, tick: TickMark) -> tuple[int, int] | None:
     found = db.peek(SQL["read_tick"], tenant=tenant, schedule=tick.schedule_id)
-    return found is not None and found >= (tick.generation, tick.tick)
+    return tick.taken_by(None if found is None else (found[0], found[1]))
 
 
 def _begin(db: Database, admission: Admission, facts: Facts, number: int) -> None:
