@@ -6,20 +6,22 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+import pytest
 from msgspec.structs import replace
 
 from stanchion.adapters.bus.local import LocalBus
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.core.audit import AuditEntry
-from stanchion.core.bulk import BulkAction, BulkStatus
+from stanchion.core.bulk import BULKS_MAX, BulkAction, BulkStatus
 from stanchion.core.model import RunId, StepId, TenantId, Topic, WorkflowId
 from stanchion.core.workflow import ApprovalSpec, JobSpec, Workflow
 from stanchion.ports.records import RunFilter, Tenant
 from stanchion.ports.store import Store
-from stanchion.services.bulk import NewBulk
+from stanchion.services.bulk import BulkBegun, NewBulk
 from stanchion.services.context import Backends
 from stanchion.services.engine import Engine
+from stanchion.services.work import TenantOverloaded
 from stanchion.sim import loop
 from stanchion.sim.loop import LoopClock
 from tests.services.seeded import SeededEntropy
@@ -217,6 +219,29 @@ def test_a_decision_without_the_data_that_its_step_asks_for_fails_with_the_first
         (error,) = ended.errors
         assert (ended.failed, error.code) == (1, "invalid_input")
         assert "data" in error.detail
+
+    loop.run(main())
+
+
+def test_bulk_actions_that_others_have_carried_out_do_not_count_as_running() -> None:
+    async def main() -> None:
+        pair = Pair(10**9)
+        await pair.ended_runs()
+        first, second = pair.first.services.bulk, pair.second.services.bulk
+        # The store fails when the first replica looks, until the second one has done the work.
+        others = asyncio.create_task(second.run())
+        for _ in range(BULKS_MAX):
+            await first.create(replace(WANTED, action=BulkAction.CANCEL))
+        with pytest.raises(TenantOverloaded):
+            await first.create(replace(WANTED, action=BulkAction.CANCEL))
+        await asyncio.sleep(10)
+        own = asyncio.create_task(first.run())
+        await asyncio.sleep(1)
+        begun = await first.create(replace(WANTED, action=BulkAction.CANCEL))
+        assert isinstance(begun, BulkBegun)
+        for task in (others, own):
+            task.cancel()
+        await asyncio.gather(others, own, return_exceptions=True)
 
     loop.run(main())
 

@@ -143,6 +143,7 @@ class BulkService:
         self._under_way: set[str] = set()
         self._tenants: dict[str, TenantId | None] = {}
         """Of the bulk actions that this replica carries out, or is about to."""
+        self._being_created: set[str] = set()
 
     # ── What callers ask for ─────────────────────────────────────────────────────────────────────
 
@@ -172,11 +173,14 @@ class BulkService:
         # Ids of later ones sort before those of earlier ones: the list begins with the newest.
         bulk_id = f"{_LAST_TIME - now:011x}{self._entropy.token()[:12]}"
         self._tenants[bulk_id] = wanted.tenant
+        self._being_created.add(bulk_id)
         try:
             begun = await self._create(wanted, bulk_id, now, audit)
         except BaseException:
             self._tenants.pop(bulk_id, None)
             raise
+        finally:
+            self._being_created.discard(bulk_id)
         if not (
             isinstance(begun, BulkBegun)
             and begun.bulk.id == bulk_id
@@ -293,7 +297,12 @@ class BulkService:
             while True:
                 self._wake.clear()
                 with suppress(BackendError):
+                    created = {*self._tenants} - self._being_created
                     page = await self._store.list_documents(_RUNNING, limit=_PAGE)
+                    if page.cursor is None:
+                        # Other replicas may have carried them out before this one looked.
+                        for bulk_id in created.difference(name for name, _ in page.items):
+                            self._tenants.pop(bulk_id, None)
                     for bulk_id, _ in page.items:
                         if bulk_id not in self._under_way:
                             self._under_way.add(bulk_id)
