@@ -504,6 +504,38 @@ async def test_a_term_after_a_limit_is_made_or_lowered_it_is_kept(world: World) 
 
 
 @virtual
+async def test_a_lease_that_is_named_twice_is_not_renewed_without_its_token(world: World) -> None:
+    replica = world.add(terms=TERMS)
+    await _set(replica, LLM)
+    await _fan(world, replica, 5)
+    jobs = await _lease(replica, max_jobs=3)
+    await _set(replica, TopicLimit(id="llm", topics=("llm.*",), max_running=1))
+    answer = await replica.scheduler.renew("worker", [*_held(jobs), *_held(jobs)])
+    assert len({*answer.renewed}) == 1
+    assert answer.lost == ()
+
+
+@virtual
+async def test_a_renewal_of_two_deliveries_of_a_job_releases_the_token_of_the_lost_one_alone(
+    world: World,
+) -> None:
+    replica = world.add(terms=TERMS)
+    await _set(replica, TopicLimit(id="llm", topics=("llm.*",), max_running=1))
+    await _fan(world, replica, 2)
+    (first,) = await _lease(replica)
+    while True:  # the other job may come first, and then takes as long
+        await asyncio.sleep(TTL_MS * 1.02 / 1_000 + 3)
+        (second,) = await _lease(replica)
+        if second.job.id == first.job.id:
+            break
+    for both in ((first, second), (second, first)):
+        answer = await replica.scheduler.renew("worker", _held(both))
+        assert answer == Renewals((second.job.id,), (first.job.id,))
+        assert await _running(world) == 1
+        assert await _lease(replica) == ()
+
+
+@virtual
 async def test_a_worker_is_told_of_the_end_of_a_lease_that_a_lowered_limit_does_not_renew(
     world: World,
 ) -> None:

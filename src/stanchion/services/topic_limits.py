@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter as Counts
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -472,8 +473,17 @@ class TopicLimitService:
         """Extend leases, each after its tokens. Raises ``BackendError``.
 
         A lease for which a pool has no token is in neither list while it lasts: the worker tries
-        again.
+        again. Leases of the same job, or the same lease twice, are extended one after the other:
+        the answers name jobs, and each lease needs its own.
         """
+        renewed = Renewals((), ())
+        for some in _of_different_jobs(leases):
+            more = await self._renew(some, tenant)
+            renewed = Renewals((*renewed.renewed, *more.renewed), (*renewed.lost, *more.lost))
+        return renewed
+
+    async def _renew(self, leases: Sequence[JobLease], tenant: TenantId | None) -> Renewals:
+        """Extend leases of different jobs."""
         found, limits = await self._find(leases, tenant, is_held=True), self.limits
         by_pool: dict[TokenPool, dict[str, str]] = {}
         limited: dict[str, JobLease] = {}
@@ -619,6 +629,20 @@ class TopicLimitService:
 
 _NOBODY: Final = TenantId("")
 """In place of a tenant, for pools of the deployment."""
+
+
+def _of_different_jobs(leases: Sequence[JobLease]) -> Sequence[Sequence[JobLease]]:
+    """The leases in their order, in parts with one of each job at most: nearly always one part."""
+    if len({lease.job_id for lease in leases}) == len(leases):
+        return [leases]
+    parts: list[list[JobLease]] = []
+    seen: Counts[JobId] = Counts()
+    for lease in leases:
+        if seen[lease.job_id] == len(parts):
+            parts.append([])
+        parts[seen[lease.job_id]].append(lease)
+        seen[lease.job_id] += 1
+    return parts
 
 
 def _shared_out(ready: Mapping[TenantId, int], wanted: int) -> dict[TenantId, int]:
