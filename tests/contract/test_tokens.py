@@ -112,6 +112,22 @@ async def test_a_token_takes_the_name_of_its_job_and_keeps_its_place(
     assert await _renew(store, "job-2", "d", pool=replace(_POOL, max_running=1)) == {"job-2"}
 
 
+async def test_a_token_under_both_of_its_names_becomes_one(store: Store) -> None:
+    for tokens in (("later", "t", "job"), ("job", "t", "later")):
+        await store.release_tokens(_POOL, ["later", "t", "job"])
+        await _take(store, *tokens)
+        # One replica took it for the lease, and another, which renewed the lease, under its name.
+        renewal = await store.renew_tokens(_POOL, {"t": "job"}, ttl_ms=LONG_MS)
+        assert renewal.tokens == {"job"}
+        assert await _running(store) == 2
+        # It has the place of the first name.
+        lowered = replace(_POOL, max_running=1)
+        is_first = tokens[0] == "job"
+        assert await _renew(store, "job", "later", pool=lowered) == {"job" if is_first else "later"}
+    again = await store.take_tokens(_POOL, ["job", "job"], ttl_ms=LONG_MS)
+    assert again.tokens == ("job",)
+
+
 async def test_after_a_limit_is_lowered_the_first_ones_go_on(store: Store) -> None:
     await _take(store, "a", "b", "c")
     lowered = replace(_POOL, max_running=2)

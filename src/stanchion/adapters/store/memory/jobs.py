@@ -255,8 +255,9 @@ class MemoryTokens(MemoryPart):
         self, pool: TokenPool, tokens: Sequence[str], *, ttl_ms: int
     ) -> TokenGrant:
         now, file = self._state.now(), self._file(pool)
-        known = [token for token in tokens if token in file.tokens]
-        new = [token for token in dict.fromkeys(tokens) if token not in file.tokens]
+        asked = dict.fromkeys(tokens)
+        known = [token for token in asked if token in file.tokens]
+        new = [token for token in asked if token not in file.tokens]
         grant = grant_tokens(
             pool, len(new), running=len(file.tokens), used_until_ms=file.used_until_ms, now=now
         )

@@ -173,6 +173,7 @@ class PoolFile:
         if token not in self.tokens or token == name:
             self.tokens[name] = expires_at
             return
+        self.tokens.pop(name, None)  # another replica may have taken one under the new name
         self.tokens = {
             (name if each == token else each): (expires_at if each == token else at)
             for each, at in self.tokens.items()

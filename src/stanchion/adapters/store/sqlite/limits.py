@@ -81,6 +81,8 @@ def _renew(db: Database, pool: TokenPool, held: str, name: str, expires_at: Inst
     """Extend a token that was found under one of its names, or take it; whether it was possible."""
     number = _number(db, pool, held)
     if number is not None and held != name:
+        # Another replica may have taken one under the new name.
+        db.run(SQL["remove_token"], pool=pool.name, token=name, now=db.now())
         _extend(db, pool, number, name, expires_at)
         return True
     if number is None and held != name:
