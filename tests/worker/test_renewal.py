@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
+from typing import Any
 
 import pytest
 
 from stanchion.core.lease import JOB_TERMS, FenceCause, LeaseLost
+from stanchion.transport.messages import HttpReply
 from stanchion.worker import Job, Worker, events
-from tests.worker.ledger import Fault
+from stanchion.worker.server import RENEW_PATH
+from tests.worker.ledger import Fault, Wire
 from tests.worker.stage import Stage, on_stage
 
 
@@ -207,6 +210,36 @@ async def test_progress_is_sent_at_once_and_at_most_every_second(stage: Stage) -
     assert first <= 10
     assert {second - first, third - second} <= {1_000, 1_001}
     assert stage.ledger.progress[0] == {"page": 0}
+
+
+class Late(Wire):
+    """A second passes before each answer to a renewal arrives."""
+
+    async def post(self, path: str, body: bytes) -> HttpReply:
+        answer = await super().post(path, body)
+        if path == RENEW_PATH:
+            await asyncio.sleep(1)
+        return answer
+
+
+@on_stage
+async def test_progress_is_sent_as_it_was_when_it_was_reported(stage: Stage) -> None:
+    @stage.app.task("t")
+    async def report(job: Job) -> str:
+        seen: list[Any] = ["read"]
+        job.heartbeat(seen)
+        await asyncio.sleep(0.5)
+        seen.append("written")
+        job.heartbeat(seen)
+        seen.append(job)
+        await asyncio.sleep(10)
+        return "done"
+
+    stage.wire = Late(stage.ledger)
+    stage.ledger.put("run:step@1")
+    async with stage.working():
+        await stage.ledger.all_done()
+    assert stage.ledger.progress == [["read"], ["read", "written"]]
 
 
 @on_stage

@@ -106,16 +106,18 @@ class Job:
         if progress is None:
             return
         try:
-            size = len(msgspec.json.encode(progress))
+            encoded = msgspec.json.encode(progress)
             why_not = why_not_json(progress)
         except Exception as error:
             raise ValueError(f"progress is not JSON: {error}") from error
         if why_not is not None:
             raise ValueError(f"progress is not JSON: {why_not}")
+        size = len(encoded)
         if size > PROGRESS_BYTES_MAX:
             raise ValueError(f"progress of {size} bytes; at most {PROGRESS_BYTES_MAX} are sent")
         if self._hold is not None:
-            self._hold.note(progress)
+            # A copy: the handler may change its value, and report it again, before it is sent.
+            self._hold.note(msgspec.json.decode(encoded))
 
     @property
     def used(self) -> Mapping[str, int]:
