@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+from msgspec.structs import replace
 
 import stanchion
 from stanchion.transport.blocking import BlockingStream, blocking_transport
@@ -25,6 +26,7 @@ from tests.transport.tiny_server import (
     tiny_server,
 )
 
+OK = answer(b"{}")
 DRAINING = answer(b'{"status": 503, "code": "draining"}', 503)
 STORE_DOWN = answer(b'{"status": 503, "code": "store_unavailable"}', 503)
 Sends = Callable[[Request], object]
@@ -176,6 +178,19 @@ def test_urls_come_as_a_list_or_with_commas() -> None:
     for wrong in wrongs:
         with pytest.raises(ValueError, match="URL"):
             stanchion.Client(wrong)
+
+
+async def test_a_cancelled_request_leaves_no_server_that_answers_others(serving: Serves) -> None:
+    with tiny_server(lambda heard: KeepSilent() if "held" in heard.path else OK) as first:
+        second = serving(OK)
+        transport = loop_transport(parse_addresses([first.url, second.url]))
+        held = asyncio.create_task(transport.send(replace(asking(), path="/held")))
+        await transport.send(asking())
+        held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
+        await transport.send(asking())
+        assert second.heard == []
+        await transport.close()
 
 
 async def test_a_worker_whose_server_is_silent_asks_the_next(serving: Serves) -> None:

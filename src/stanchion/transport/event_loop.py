@@ -154,17 +154,24 @@ class LoopFailover:
     def __init__(self, servers: Sequence[LoopTransport]) -> None:
         self._servers = tuple(servers)
         self._order = ServerOrder(len(self._servers))
+        self._answers = [0] * len(self._servers)
+        """How many requests each server has answered."""
 
     async def send(self, request: Request) -> HttpReply | NoReply | LoopStream:
         tries = attempts(self._order, request, asyncio.get_running_loop().time)
         index, sent = next(tries)
         while True:
+            answers = self._answers[index]
             try:
                 outcome = await self._servers[index].send(sent)
             except asyncio.CancelledError:
-                # The caller's own time-out ends a request this way.
-                self._order.move_on(index)
+                # The caller's own time-out ends a request this way. But a caller also gives up
+                # requests that wait at the server, such as long polls, while it answers others.
+                if self._answers[index] == answers:
+                    self._order.move_on(index)
                 raise
+            if not isinstance(outcome, NoReply):
+                self._answers[index] += 1
             if isinstance(outcome, LoopStream):
                 return outcome
             try:
