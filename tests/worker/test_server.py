@@ -192,6 +192,9 @@ def test_a_key_that_would_break_the_head_is_refused(key: str) -> None:
 # ── What answers mean ────────────────────────────────────────────────────────────────────────────
 
 
+NOT_UTF8 = b'{"code": "caf\xe9", "status": 502, "title": "t", "detail": "d"}'
+
+
 class Fixed:
     def __init__(self, answer: HttpReply | None) -> None:
         self._answer = answer
@@ -210,6 +213,11 @@ async def test_what_may_pass_by_itself_is_away(status: int) -> None:
     server = WorkerApi(Fixed(HttpReply(status, {}, b"<html>")), "w")
     outcome = await server.lease(("t",), max_jobs=1, wait_s=0)
     assert outcome == ServerUnreachable(f"{status} unknown: HTTP status {status}", 0)
+
+
+async def test_a_refusal_that_is_not_utf8_is_that_of_a_proxy() -> None:
+    outcome = await WorkerApi(Fixed(HttpReply(502, {}, NOT_UTF8)), "w").renew((), timeout_s=1)
+    assert outcome == ServerUnreachable("502 unknown: HTTP status 502", 0)
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 405, 413, 422])

@@ -176,7 +176,7 @@ class WorkerApi:
         if answer.status == _OK:
             try:
                 return ServerAnswered(decoder.decode(answer.body))
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 # Something between us and the server answered in its name.
                 return ServerUnreachable(f"the answer is not understood: {error}")
         return _not_done(answer.status, answer.body)
@@ -185,7 +185,7 @@ class WorkerApi:
 def _not_done(status: int, body: bytes) -> ServerUnreachable | ServerRefused:
     try:
         problem = _PROBLEM.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         problem = Problem(status=status, code="unknown", title="", detail=f"HTTP status {status}")
     if status in _AGAIN:
         wait_ms = problem.retry_after_ms or 0
