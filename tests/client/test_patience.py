@@ -165,8 +165,10 @@ def test_nor_is_a_certificate_that_is_not_valid() -> None:
 
 def test_an_answer_of_another_shape_is_told_and_not_tried_again() -> None:
     script = Script([HttpReply(200, {}, b'{"run_id": 7}')])
-    assert isinstance(failing(script, 0.5), UnexpectedAnswer)
+    error = failing(script, 0.5)
+    assert isinstance(error, UnexpectedAnswer)
     assert len(script.requests) == 1
+    assert error.idempotency_key == dict(script.requests[0].headers)["Idempotency-Key"]
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,21 @@ def test_a_start_that_waits_returns_when_the_run_has_left_the_queue() -> None:
     run(main())
 
 
+def test_a_start_whose_wait_fails_says_that_it_was_begun_and_under_which_key() -> None:
+    document = {"run_id": "r1", "status": "queued", "position": 3}
+    queued = HttpReply(202, {}, msgspec.json.encode(document))
+    script = Script([queued, DEAD])
+
+    async def main() -> None:
+        with pytest.raises(ServerUnavailable, match="r1") as caught:
+            await client(script, sample=0.5).start("w", wait=True)
+        sent = dict(script.requests[0].headers)["Idempotency-Key"]
+        assert (caught.value.idempotency_key, caught.value.may_have_run) == (sent, True)
+        assert pickle.loads(pickle.dumps(caught.value)).idempotency_key == sent  # noqa: S301
+
+    run(main())
+
+
 def test_a_run_of_a_batch_without_an_estimate_has_none() -> None:
     rows = [
         {"status": 200, "run_id": "r1"},

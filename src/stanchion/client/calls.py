@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stanchion.client.engine import ApiCall, CallEngine, Emit, Feed, Op, Sleep
-from stanchion.client.errors import CallFacts, WaitTimeout
+from stanchion.client.errors import CallFacts, CallFailed, WaitTimeout
 from stanchion.client.requests import (
     JSON,
     any_json,
@@ -121,10 +121,17 @@ def start(  # noqa: PLR0913 - what a start may carry, by keyword
     wishes = {"priority": priority, "fairness_key": fairness_key, "on_full": on_full}
     body |= {name: wish for name, wish in wishes.items() if wish is not None}
     sent = post_request(engine, "start", path, body)
-    begun = yield from engine.ask(ApiCall(with_key(sent, key_or_random(idempotency_key)), _started))
+    key = key_or_random(idempotency_key)
+    begun = yield from engine.ask(ApiCall(with_key(sent, key), _started))
     while wait and begun.status is RunStatus.QUEUED:
         yield Sleep(backoff_ms(_LOOK_AGAIN, 1, engine.pace.sample()))
-        run = yield from engine.ask(get_call(engine, "start", run_path(begun.run_id), RunView))
+        try:
+            run = yield from engine.ask(get_call(engine, "start", run_path(begun.run_id), RunView))
+        except CallFailed as failed:
+            # The start itself was accepted: without its key the caller would start a second run.
+            facts = replace(failed.facts, may_have_run=True, idempotency_key=key)
+            message = f"{failed.message}; run {begun.run_id} was queued before"
+            raise type(failed)(message, facts) from failed
         begun = replace(begun, status=run.status, position=run.position, estimate_s=None)
     return begun
 

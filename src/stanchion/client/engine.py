@@ -32,6 +32,7 @@ from stanchion.client.errors import (
     UnexpectedAnswer,
     answer_of,
     failure,
+    key_of,
     may_have_run,
 )
 from stanchion.client.signals import Answered, CallHook, GaveUp, Retrying
@@ -170,7 +171,12 @@ class CallEngine(msgspec.Struct, frozen=True, kw_only=True):
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UnexpectedAnswer(
                 f"{call.request.name}: the answer is not what was expected: {error}",
-                CallFacts(call=call.request.name, status=reply.status, may_have_run=True),
+                CallFacts(
+                    call=call.request.name,
+                    status=reply.status,
+                    may_have_run=True,
+                    idempotency_key=key_of(call.request),
+                ),
             ) from error
 
     def open(self, request: Request) -> Op[None]:

@@ -289,13 +289,12 @@ def failure(
     wall: Instant,
 ) -> CallFailed:
     """The error that the caller gets."""
-    key = next((value for name, value in request.headers if name == "Idempotency-Key"), None)
     facts = CallFacts(
         call=request.name,
         attempts=attempts,
         gave_up=gave_up,
         may_have_run=may_have_run(outcome),
-        idempotency_key=key,
+        idempotency_key=key_of(request),
     )
     tail = "" if attempts == 1 else f", after {attempts} tries"
     if gave_up not in {GaveUpBecause.NOT_RETRYABLE, GaveUpBecause.ATTEMPTS_SPENT}:
@@ -318,6 +317,11 @@ def failure(
         resets_at=problem.resets_at,
     )
     return _kind(facts)(f"{request.name}: {_sentence(outcome, problem)}{tail}", facts)
+
+
+def key_of(request: Request) -> str | None:
+    """The idempotency key of a request that has one."""
+    return next((value for name, value in request.headers if name == "Idempotency-Key"), None)
 
 
 def _kind(facts: CallFacts) -> type[CallFailed]:
