@@ -32,6 +32,41 @@ from tests.transport.tiny_server import (
 )
 
 
+class _Deaf:
+    """A socket that nobody accepts: its time passes at once."""
+
+    def __init__(self, passed: list[float]) -> None:
+        self._passed = passed
+        self._timeout_s = 0.0
+
+    def settimeout(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    def connect(self, _address: object) -> None:
+        self._passed[0] += self._timeout_s
+        raise TimeoutError
+
+    def close(self) -> None: ...
+
+
+def test_all_addresses_of_a_host_share_the_time_of_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passed = [0.0]
+    found = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 9))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [found] * 4)
+    monkeypatch.setattr(socket, "socket", lambda *_: _Deaf(passed))
+    monkeypatch.setattr(time, "monotonic", lambda: passed[0])
+    request = Request(name="t", method="GET", path="/", timeout_s=8, is_repeatable=True)
+    limited = BlockingTransport(parse_address("http://many.test"), connect_s_max=2.0)
+    outcomes = [limited.send(request)]
+    assert passed[0] <= 2.001
+    outcomes.append(BlockingTransport(parse_address("http://many.test")).send(request))
+    monkeypatch.undo()
+    assert passed[0] <= 10.001
+    assert [getattr(each, "silence", None) for each in outcomes] == [Silence.UNREACHED] * 2
+
+
 class Sends(Protocol):
     def __call__(self, request: Request) -> HttpReply | NoReply: ...
 

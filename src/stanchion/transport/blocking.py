@@ -118,7 +118,7 @@ class BlockingTransport:
         timeout_s = _left_s(deadline_s)
         if self._connect_s_max is not None:
             timeout_s = min(timeout_s, self._connect_s_max)
-        connection = socket.create_connection((self._to.host, self._to.port), timeout=timeout_s)
+        connection = _connected(self._to, time.monotonic() + timeout_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if not self._to.is_tls:
             return connection
@@ -209,6 +209,35 @@ class BlockingStream:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _connected(to: Address, deadline_s: float) -> socket.socket:
+    """A connection to the first of the host's addresses that accepts one.
+
+    Addresses share the time: with ``socket.create_connection`` each of them would have all of it.
+    """
+    found = socket.getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
+    error = OSError("the host has no address")
+    for left, (family, kind, protocol, _, address) in zip(
+        range(len(found), 0, -1), found, strict=True
+    ):
+        try:
+            connection = socket.socket(family, kind, protocol)
+        except OSError as unsupported:
+            error = unsupported
+            continue
+        try:
+            connection.settimeout(max(_TIMEOUT_S_MIN, _left_s(deadline_s) / left))
+            connection.connect(address)
+        except OSError as failed:
+            error = failed
+            connection.close()
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+    raise error
 
 
 def _left_s(deadline_s: float) -> float:
