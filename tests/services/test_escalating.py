@@ -229,6 +229,25 @@ async def test_a_latch_after_a_clear_is_kept_though_another_replica_obeys_the_cl
 
 
 @virtual
+@pytest.mark.parametrize("later", [Order.FORCE_OPEN, Order.FORCE_CLOSED])
+async def test_a_clear_that_a_replica_did_not_see_before_the_next_order_is_obeyed_there_too(
+    fleet: Fleet, later: Order
+) -> None:
+    replica, other = fleet.add(), fleet.add()
+    await _latch(fleet)
+    assert fleet.levels() == ["latched", "latched"]
+    await replica.order(Order.CLEAR, actor="reviewer")
+    # The second order, before the other replica has looked at the first one.
+    ends_at = Instant(fleet.clock.now() + 10_000)
+    await replica.order(later, actor="another", expires_at=ends_at)
+    fleet.can_hear = False
+    await other.look()
+    assert other.forced is later
+    await fleet.seconds(15)
+    assert fleet.levels() == ["normal", "normal"]
+
+
+@virtual
 async def test_a_latch_of_an_older_version_is_taken_over_and_can_be_cleared(fleet: Fleet) -> None:
     await fleet.store.put_document("escalation", "latch", {"replica": "old", "at": 1}, read=0)
     order: JsonValue = {"order": "clear", "actor": "reviewer", "at": 0, "number": 4}

@@ -245,11 +245,13 @@ class EscalationService:
     def _obey(self, order: StoredOrder) -> None:
         if self._obeyed is not None and order.number <= self._obeyed:
             return
-        is_old = self._obeyed is None
-        self._obeyed = order.number
+        obeyed, self._obeyed = self._obeyed, order.number
         self._given = order
+        if obeyed is not None and order.order is not Order.CLEAR and order.cleared > obeyed:
+            # A clear was given and followed by this order before this replica looked.
+            self._state = rules.obey(self._state, Order.CLEAR, self._clock.now())
         # A clear that is found at the start is older than all that this process has observed.
-        if order.order is not Order.CLEAR or not is_old:
+        if order.order is not Order.CLEAR or obeyed is not None:
             self._state = rules.obey(self._state, order.order, self._clock.now())
         self._end_order()
 
