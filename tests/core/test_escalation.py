@@ -429,6 +429,13 @@ def test_an_author_whose_clock_stepped_back_is_heard_again_once_its_old_word_lap
     assert level_at(state, later(30_000)) is ESCALATED
 
 
+def test_an_author_that_stays_escalated_is_not_forgotten_when_its_clock_steps_back() -> None:
+    state = hear(begin("a", START), said("b", ESCALATED, 3_600_000), START)
+    for ms in range(1_000, 60_000, 2_000):
+        state = hear(state, said("b", ESCALATED, ms), later(ms))
+        assert level_at(state, later(ms + 1_999)) is ESCALATED
+
+
 def test_a_replica_does_not_listen_to_itself() -> None:
     state = hear(begin("a", START), said("a", LATCHED), START)
     assert level_at(state, START) is NORMAL

@@ -104,7 +104,11 @@ def hear(state: EscalationState, said: Announcement, now: Instant) -> Escalation
     """Record the level of another replica, with the local time of receipt: clocks differ."""
     state = _clocked(state, now)
     peers = _live(state)
-    overtaken = any(p.said.replica == said.replica and p.said.at > said.at for p in peers)
+    # The same level from an earlier time was not overtaken: the replica's clock stepped back.
+    overtaken = any(
+        p.said.replica == said.replica and p.said.at > said.at and p.said.level is not said.level
+        for p in peers
+    )
     if said.replica == state.replica or overtaken:
         return state
     others = (peer for peer in peers if peer.said.replica != said.replica)
