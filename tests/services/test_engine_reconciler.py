@@ -94,6 +94,26 @@ async def test_a_bus_that_is_away_keeps_nobody_from_reconciling(
 
 
 @virtual
+async def test_what_the_store_counts_is_shown_also_while_the_bus_is_away(world: World) -> None:
+    one = world.add()
+    await world.define(under_lease(ONE))
+    await asyncio.sleep(20)
+    one.bus.is_away = True
+    run_id = await world.start(one, "one")
+    await world.locks.acquire(f"run/{run_id}", "another's", ttl_ms=60_000, within_ms=10)
+    await world.report(one, *await world.lease(one, "work"))
+    await asyncio.sleep(10)
+    assert one.metric("outbox_rows") == 1
+    assert one.metric("runs_active", tenant=ACME) == 1
+    assert one.metric("bus_pending_messages") == 0  # as last seen
+    await asyncio.sleep(60)
+    assert await world.ended(run_id) == "succeeded"
+    await asyncio.sleep(10)
+    assert one.metric("outbox_rows") == 0
+    assert one.metric("runs_active", tenant=ACME) == 0
+
+
+@virtual
 async def test_one_step_ends_a_bounded_number_of_leases(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

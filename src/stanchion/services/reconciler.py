@@ -183,11 +183,9 @@ class Reconciler:
             self._escalating.count(probes_ok=1)
 
     async def _gauge(self) -> None:
-        try:
-            pending = await self._bus.pending()
-        except BackendError:
-            return  # the bus is unavailable: the gauge keeps its last value
-        self._signals.waiting(pending=pending, rows=await self._store.outbox_size())
+        with suppress(BackendError):  # the bus is unavailable: its gauge keeps the last value
+            self._signals.pending(await self._bus.pending())
+        self._signals.waiting(await self._store.outbox_size())
         queueing = self._signals.queueing()
         if self._round % _AUDIT_EVERY == 0:
             queueing = tenants = self._signals.tenants()

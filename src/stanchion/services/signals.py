@@ -552,8 +552,10 @@ class EngineSignals:
                 self._budgets["reserved"].labels(label, name).set(each.reserved)
                 self._budgets["limit"].labels(label, name).set(each.limit)
 
-    def waiting(self, *, pending: int, rows: int) -> None:
-        self._pending.set(pending)
+    def pending(self, calls: int) -> None:
+        self._pending.set(calls)
+
+    def waiting(self, rows: int) -> None:
         self._outbox.set(rows)
 
 
