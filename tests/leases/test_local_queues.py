@@ -30,6 +30,23 @@ async def test_whoever_is_let_in_at_the_moment_of_leaving_lets_the_next_one_in()
     assert await doors.enter(NAME, wait_s=0)
 
 
+async def test_a_caller_that_is_cancelled_as_the_holder_leaves_is_told_so() -> None:
+    doors = LocalQueues()
+    assert await doors.enter(NAME, wait_s=0)
+    second, third = await _enter(doors), await _enter(doors)
+    second.cancel()
+    doors.exit(NAME)
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert await third
+    fourth = await _enter(doors)
+    fourth.cancel()
+    doors.exit(NAME)
+    with pytest.raises(asyncio.CancelledError):
+        await fourth
+    assert await doors.enter(NAME, wait_s=0)
+
+
 async def test_those_who_left_are_not_remembered() -> None:
     doors = LocalQueues()
     assert await doors.enter(NAME, wait_s=0)

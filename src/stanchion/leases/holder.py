@@ -20,7 +20,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from types import TracebackType
 from typing import assert_never
 
@@ -251,7 +251,9 @@ class LocalQueues:
                 await turn
         except BaseException as error:
             if turn.cancelled():
-                queue.remove(turn)
+                # Unless ``exit`` has removed it, since it was cancelled.
+                with suppress(ValueError):
+                    queue.remove(turn)
             else:
                 self.exit(name)  # it got the turn while it was cancelled: pass it on
             if isinstance(error, TimeoutError):
