@@ -31,15 +31,16 @@ REFUSALS = [
         [
             "error: max concurrent runs reached (max_concurrent_runs_reached); 2 of 2",
             "2 of 2 runs are active; retry in 3.4 s",
+            "or let an admin raise the cap:",
             "stanchion tenant set default --max-concurrent-runs N",
         ],
     ),
     (
         problem(429, "queue_full", limit=1, active=1, retry_after_ms=2_000),
         Exit.FULL,
-        ["1 of 1 runs are active", "stanchion tenant set default --queue-max N"],
+        ["1 of 1 runs are active", "let an admin", "stanchion tenant set default --queue-max N"],
     ),
-    (problem(429, "job_throttled"), Exit.FULL, ["--job-rate R"]),
+    (problem(429, "job_throttled"), Exit.FULL, ["let an admin raise the rate:", "--job-rate R"]),
     (
         problem(
             429,
@@ -51,6 +52,7 @@ REFUSALS = [
         Exit.FULL,
         [
             "(budget_exhausted); it resets at 2026-11-17 00:00:00Z",
+            "let an admin raise the limit:",
             "stanchion tenant set default --budget tokens=LIMIT/WINDOW",
         ],
     ),
@@ -261,8 +263,8 @@ def test_an_error_is_wrapped_between_words_and_its_commands_are_not(
         "  line 4: steps.plan.retry.max: not a",
         "    member of retry, which may have",
         "    max_attempts",
-        "fix: wait for a run to end, or let more",
-        "  runs wait:",
+        "fix: wait for a run to end, or let an",
+        "  admin allow more runs to wait:",
         "  stanchion tenant set default --queue-max N",
     ]
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from stanchion.cli import api
 from stanchion.cli.errors import Exit
 from stanchion.core.model import RunStatus, WorkflowSource
 from stanchion.core.rerun import RerunAction, RerunVersion
 from stanchion.wire import admin, runs
-from tests.cli.cases import AUDIT, BATCH
+from tests.cli.cases import AUDIT, BATCH, RUN
 from tests.cli.conftest import Cli
 from tests.cli.scripted import Said, Script, problem, running_script
 
@@ -488,6 +489,23 @@ def test_a_batch_ends_with_the_code_of_the_refusal_that_a_retry_helps_least(
 ) -> None:
     server.says(Said({"results": [{"status": status} for status in statuses]}))
     assert cli("run", "batch", "research", BATCH).code == code
+
+
+def test_a_run_in_the_queue_is_shown_with_what_decides_its_place(cli: Cli, server: Script) -> None:
+    waits = replace(RUN, status=RunStatus.QUEUED, position=3, priority=7, fairness_key="blue")
+    server.says(Said(waits))
+    lines = cli("run", "show", "07-01h").out.splitlines()
+    assert [
+        line.split(maxsplit=1) for line in lines if line.startswith(("queue ", "priority "))
+    ] == [
+        ["queue", "position 3"],
+        ["priority", "7"],
+    ]
+    assert "fairness key  blue" in lines
+    server.says(Said(replace(waits, fairness_key="")))
+    assert "fairness key" not in cli("run", "show", "07-01h").out
+    server.says(Said(replace(waits, priority=None, fairness_key=None)))
+    assert "priority" not in cli("run", "show", "07-01h").out, "of an older server"
 
 
 def test_a_batch_shows_lines_of_the_file_and_places_in_the_queue(cli: Cli, server: Script) -> None:

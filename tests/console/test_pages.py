@@ -302,6 +302,11 @@ async def test_a_tenants_queue_is_changed_and_its_runs_lead_to_the_list(browser:
     assert starts[1].json["run_id"].encode() in listed.body
     run = await browser.get(f"/console/runs/{starts[1].json['run_id']}?tenant=lined")
     assert b"is full; position 1 in its queue" in run.body
+    facts = dict(re.findall(r"<dt>(.+?)</dt><dd>(.+?)</dd>", run.body.decode()))
+    shown = {name: facts[name] for name in ("Position", "Priority", "Fairness key")}
+    assert shown == {"Position": "1", "Priority": "5", "Fairness key": "none"}
+    begun = await browser.get(f"/console/runs/{starts[0].json['run_id']}?tenant=lined")
+    assert b"Fairness key" not in begun.body
     assert b'href="/console/admission?tenant=lined"' in run.body
 
 

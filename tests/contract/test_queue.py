@@ -28,6 +28,7 @@ from stanchion.core.queue import (
     QUEUE_TIMER,
     FairQueue,
     OnFull,
+    QueuePlace,
     QueueRequest,
 )
 from stanchion.core.schedule import TickMark
@@ -88,6 +89,11 @@ async def _wait(store: Store, priority: int = 5, fairness_key: str = "") -> RunI
     return wanted.run.id
 
 
+async def _position(store: Store, run_id: RunId) -> int | None:
+    place = await store.queue_place(run_id)
+    return None if place is None else place.position
+
+
 async def _full(store: Store, config: Tenant = CAP_1) -> RunId:
     """A tenant that queues, and the run that has its only slot."""
     await store.put_tenant(ACME, config)
@@ -129,7 +135,7 @@ async def test_a_run_waits_without_a_slot_and_without_jobs(store: Store) -> None
     assert (standing.active, standing.queued) == (1, 1)
     facts = await store.run_facts(wanted.run.id)
     assert facts is not None
-    assert facts.position == 1
+    assert facts.place == QueuePlace(1, 5, "")
     assert [timer.timer for timer in facts.timers] == [QUEUE_TIMER]
     assert facts.timers[0].due == wanted.run.created_at + 300_000
     assert (await store.audit_slots(limit=10)).drifts == ()
@@ -167,12 +173,12 @@ async def test_the_oldest_waits_are_those_of_the_first_queued_run_and_of_the_fir
 async def test_the_step_that_frees_a_slot_promotes_the_next_run(store: Store) -> None:
     first = await _full(store)
     waits, behind = await _wait(store), await _wait(store)
-    assert [await store.queue_position(each) for each in (waits, behind)] == [1, 2]
+    assert [await _position(store, each) for each in (waits, behind)] == [1, 2]
     before = await loaded(store, waits)
     assert await _end(store, first) == (waits,)
     assert await store.active_runs(ACME) == 1
     assert await store.queued_runs(ACME) == 1
-    assert [await store.queue_position(each) for each in (waits, behind)] == [None, 1]
+    assert [await _position(store, each) for each in (waits, behind)] == [None, 1]
     listed = await store.list_runs(ACME, only=RunFilter(statuses=(RunStatus.PENDING,)))
     assert [(run.id, run.status) for run in listed.items] == [(waits, RunStatus.PENDING)]
     (row,) = await store.take_outbox(limit=10, hold_ms=1_000)
@@ -242,7 +248,7 @@ async def test_keys_take_turns_below_strict_priorities(store: Store) -> None:
     asked = [(5, "a"), (5, "a"), (5, "a"), (5, "b"), (7, "z"), (5, "c"), (5, "b"), (0, "")]
     runs = [await _wait(store, priority, key) for priority, key in asked]
     expected = [runs[at] for at in (4, 0, 3, 5, 1, 6, 2, 7)]
-    positions = [await store.queue_position(run_id) for run_id in expected]
+    positions = [await _position(store, run_id) for run_id in expected]
     assert positions == list(range(1, 9))
     assert await _served(store, first, 8) == expected
 
@@ -254,7 +260,7 @@ async def test_a_key_that_comes_back_joins_at_the_tail(store: Store) -> None:
     assert at == a1
     a2 = await _wait(store, 5, "a")
     b2 = await _wait(store, 5, "b")
-    assert await store.queue_position(a2) == 3
+    assert await _position(store, a2) == 3
     assert await _served(store, at, 4) == [b1, c1, a2, b2]
 
 
@@ -285,7 +291,7 @@ async def test_the_order_is_that_of_the_model(store: Store) -> None:
             assert promoted == (() if at is None else (at,))
         assert await store.queued_runs(ACME) == len(model)
     for run_id in waiting:
-        assert await store.queue_position(run_id) == model.position(run_id)
+        assert await store.queue_place(run_id) == model.place(run_id)
     assert (await store.audit_slots(limit=10)).drifts == ()
 
 
@@ -299,7 +305,7 @@ async def test_positions_among_many_keys_are_those_of_the_model(store: Store) ->
         model.add(wanted.run.id, request)
         assert verdict == Queued(wanted.run.id, model.position(wanted.run.id) or 0)
     for run_id in model:
-        assert await store.queue_position(run_id) == model.position(run_id)
+        assert await store.queue_place(run_id) == model.place(run_id)
 
 
 async def test_a_start_does_not_overtake_those_that_wait(store: Store, harness: Harness) -> None:
@@ -377,7 +383,7 @@ async def test_slots_that_are_left_after_a_crash_are_given_away_by_the_next_deci
     again = await advance(store, ONE_JOB, waiting[8])
     assert isinstance(again, Committed)
     assert again.promoted == ()
-    assert await store.queue_position(waiting[-1]) == 1
+    assert await _position(store, waiting[-1]) == 1
 
 
 @pytest.mark.parametrize("is_batch", [False, True])
@@ -408,7 +414,7 @@ async def test_a_start_does_not_overtake_those_that_are_not_promoted_yet(
     while await store.promote(ACME):
         pass
     assert await store.active_runs(ACME) == cap
-    assert [await store.queue_position(each) for each in (waiting[-1], wanted[0].run.id)] == [1, 2]
+    assert [await _position(store, each) for each in (waiting[-1], wanted[0].run.id)] == [1, 2]
 
 
 async def test_an_audit_that_finds_a_leaked_slot_promotes(store: Store, harness: Harness) -> None:
@@ -417,10 +423,10 @@ async def test_an_audit_that_finds_a_leaked_slot_promotes(store: Store, harness:
     await harness.tamper_slots(ACME, 1)
     assert await _end(store, first) == ()
     await store.audit_slots(limit=10, repair=False)
-    assert await store.queue_position(waits) == 1
+    assert await _position(store, waits) == 1
     await store.audit_slots(limit=10)
-    assert await store.queue_position(waits) is None
-    assert await store.queue_position(behind) == 1
+    assert await _position(store, waits) is None
+    assert await _position(store, behind) == 1
     assert await store.active_runs(ACME) == 1
 
 
@@ -474,8 +480,8 @@ async def test_a_cancelled_run_leaves_the_queue_and_keeps_its_key(store: Store) 
     wanted, _ = await _ask(store, key="k")
     behind = await _wait(store)
     await cancel(store, wanted.run.id)
-    assert await store.queue_position(wanted.run.id) is None
-    assert await store.queue_position(behind) == 1
+    assert await _position(store, wanted.run.id) is None
+    assert await _position(store, behind) == 1
     assert await store.active_runs(ACME) == 1
     assert (await _ask(store, key="k"))[1] == Replayed(wanted.run.id)
     assert await _served(store, first, 1) == [behind]

@@ -33,6 +33,7 @@ from stanchion.core.model import (
     Wait,
     WorkflowId,
 )
+from stanchion.core.queue import QueuePlace
 from stanchion.core.why import (
     Blocker,
     ClosedClass,
@@ -131,11 +132,28 @@ CASES: dict[str, tuple[RunFacts, Surroundings, WhyCode, str, str]] = {
         for code in ("expression_error", "invalid_input")
     },
     "queued": (
-        replace(READY, position=3),
+        replace(READY, place=QueuePlace(3, 5, "blue")),
+        Surroundings(cap=2),
+        WhyCode.QUEUED,
+        (
+            "tenant 'acme' is full; position 3 in its queue, 2 runs ahead: priority 5 (higher ones"
+            " go first), fairness key 'blue' (keys of one priority take turns, oldest run first)"
+        ),
+        "wait for a slot, or let an admin raise the cap: stanchion tenant set acme",
+    ),
+    "queued without a key": (
+        replace(READY, place=QueuePlace(2, 9, "")),
         Surroundings(),
         WhyCode.QUEUED,
-        "tenant 'acme' is full; position 3 in its queue, 2 runs ahead",
-        "stanchion tenant set acme",
+        "1 run ahead: priority 9 (higher ones go first), fairness key none (",
+        "stanchion run cancel r1",
+    ),
+    "queued at cap 0": (
+        replace(READY, place=QueuePlace(1, 5, "")),
+        Surroundings(cap=0),
+        WhyCode.QUEUED,
+        "tenant 'acme' may have no active run (max_concurrent_runs is 0); position 1 in its queue",
+        "no slot becomes free before an admin raises the cap: stanchion tenant set acme",
     ),
     "approval": (
         RunFacts(at=NOW, run=run(OnDecision("Is it good?", LATER))),
@@ -369,6 +387,27 @@ def test_items_of_one_step_are_one_finding_for_each_cause() -> None:
     assert list(items.values()) == [0, 4, 1, 7]
 
 
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_command_that_needs_a_role_is_said_with_the_role(name: str) -> None:
+    facts, around, *_ = CASES[name]
+    for finding in why(facts, around):
+        for command, roles in FOR_ROLES.items():
+            before, *found = finding.remedy.split(f"stanchion {command}")
+            assert not found or any(f"an {role} " in before for role in roles), finding.remedy
+
+
+FOR_ROLES = {
+    "tenant set": ["admin"],
+    "limit set": ["admin"],
+    "limit show": ["operator"],
+    "lease release": ["operator"],
+    "dead-letter": ["operator"],
+    "worker list": ["operator"],
+    "replica list": ["operator"],
+}
+"""The roles that the first use of a command needs."""
+
+
 def test_what_is_no_cause_now_comes_last() -> None:
     by_hand = replace(LOCK, is_by_hand=True, holder="kim")
     bus = Outage("bus", "refused", None, NOW)
@@ -379,7 +418,7 @@ def test_what_is_no_cause_now_comes_last() -> None:
         "backend_unavailable",
         "backend_unavailable",
     ]
-    assert found[1].remedy == "stanchion lease release run/r1"
+    assert found[1].remedy == "an operator can release it: stanchion lease release run/r1"
     assert "class 'standard' goes on without it" in found[2].detail
     assert why(LEASED, Surroundings(lock=LOCK))[0].code == "job_leased"
 

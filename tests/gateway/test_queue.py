@@ -102,6 +102,28 @@ async def test_a_start_of_a_full_tenant_waits_and_is_shown_everywhere(house: Hou
     assert (await _start(house)).json["estimate_s"] is not None
 
 
+async def test_a_run_that_waits_shows_what_decides_its_place(house: House) -> None:
+    first = await _full(house)
+    waits = (await _start(house)).json["run_id"]
+    urgent = (await _start(house, priority=9, fairness_key="blue")).json["run_id"]
+    shown = [(await house.ask("GET", f"/v1/runs/{each}")).json for each in (urgent, waits, first)]
+    assert [(run["position"], run["priority"], run["fairness_key"]) for run in shown] == [
+        (1, 9, "blue"),
+        (2, 5, ""),
+        (None, None, None),
+    ]
+    (finding,) = (await house.ask("GET", f"/v1/runs/{waits}/why")).json["findings"]
+    assert "position 2 in its queue, 1 run ahead: priority 5 (" in finding["detail"]
+
+
+async def test_why_says_that_no_slot_becomes_free_at_a_cap_of_0(house: House) -> None:
+    assert (await house.ask("PUT", TENANT, {**QUEUES, "max_concurrent_runs": 0})).status == 200
+    waits = await _start(house)
+    path = f"/v1/runs/{waits.json['run_id']}/why"
+    (finding,) = (await house.ask("GET", path)).json["findings"]
+    assert finding["remedy"].startswith("no slot becomes free before an admin raises the cap: ")
+
+
 async def test_only_runs_that_had_a_slot_count_for_the_estimate(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

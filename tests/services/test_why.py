@@ -7,11 +7,13 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from stanchion.core.audit import AuditEntry
 from stanchion.core.escalation import Order
 from stanchion.core.json_value import JsonObject
 from stanchion.core.lease import LeaseOverride, OnLockError
-from stanchion.core.model import Failure, Risk, RunId, RunStatus, StepId, Topic, WorkflowId
+from stanchion.core.model import Failure, Instant, Risk, RunId, RunStatus, StepId, Topic, WorkflowId
 from stanchion.core.queue import OnFull
+from stanchion.core.topic_limits import TopicLimit
 from stanchion.core.why import Finding, WhyCode
 from stanchion.core.workflow import (
     ApprovalSpec,
@@ -150,7 +152,7 @@ async def test_a_held_lease_is_named_while_events_wait_for_it(world: World) -> N
     found = await first(one, run_id)
     assert found.code is WhyCode.RUN_LOCKED
     assert found.detail.startswith("'kim' holds the run's lease; 1 accepted event")
-    assert found.remedy == f"stanchion lease release run/{run_id}"
+    assert found.remedy == f"an operator can release it: stanchion lease release run/{run_id}"
     assert found.until is not None
     assert 9_000 < found.until - world.clock.now() < 10_000
     assert await world.ended(run_id) == "succeeded"
@@ -193,6 +195,24 @@ async def test_the_longest_waits_are_for_a_slot_a_lock_and_a_worker_on_any_repli
         assert 0 <= found[2].since - began <= 100
         (other,) = await replica.services.explainer.longest_waits(GLOBEX)
         assert (other.waits_for, other.tenant) == ("worker", GLOBEX)
+
+
+@virtual
+async def test_a_job_that_a_topic_limit_holds_back_waits_for_the_limit(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    entry = AuditEntry(at=Instant(0), actor="admin", action="limit.put", subject="llm")
+    await one.services.limits.put(TopicLimit(id="llm", topics=("work",), max_running=1), entry)
+    await world.start(one, "one")
+    held = await world.start(one, "one")
+    await world.lease(one, "work")
+    await asyncio.sleep(5)
+    (found,) = await one.services.explainer.longest_waits(None)
+    assert (found.waits_for, found.run_id, found.finding.code) == (
+        "limit",
+        held,
+        WhyCode.TOPIC_LIMITED,
+    )
 
 
 @virtual

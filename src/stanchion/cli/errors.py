@@ -114,17 +114,18 @@ _SENTENCES: Final = {"gate_busy": "the tenant's admission lock is busy"}
 """Messages for people in place of the detail, which programs may compare and so must not change."""
 
 _FIXES: Final = {
-    "max_concurrent_runs_reached": "wait for a run to end, or raise the cap:"
+    "max_concurrent_runs_reached": "wait for a run to end, or let an admin raise the cap:"
     " stanchion tenant set {tenant} --max-concurrent-runs N",
-    "queue_full": "wait for a run to end, or let more runs wait:"
+    "queue_full": "wait for a run to end, or let an admin allow more runs to wait:"
     " stanchion tenant set {tenant} --queue-max N",
-    "budget_exhausted": "see what is left: stanchion tenant limits{flags}; or raise the limit:"
-    " stanchion tenant set {tenant} --budget {budget}=LIMIT/WINDOW",
-    "job_throttled": "submit more slowly, or raise the rate:"
+    "budget_exhausted": "see what is left: stanchion tenant limits{flags};"
+    " or let an admin raise the limit: stanchion tenant set {tenant} --budget {budget}=LIMIT/WINDOW",
+    "job_throttled": "submit more slowly, or let an admin raise the rate:"
     " stanchion tenant set {tenant} --job-rate R",
     "tenant_overloaded": "this tenant has too much under way: send less at once, or slower",
     "idempotency_mismatch": "give a new --idempotency-key, or send what was sent with this one",
-    "gate_busy": "another process holds the admission lock: stanchion lease list",
+    "gate_busy": "another process holds the admission lock; an operator can see which:"
+    " stanchion lease list",
     "gate_unavailable": "look at the server's /readyz and at its store and lock server",
     "limit_check_failed": "look at the server's /readyz and at its store",
     "store_unavailable": "look at the server's /readyz and at its store",

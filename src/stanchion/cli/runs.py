@@ -100,7 +100,7 @@ def run_lines(run: dict[str, Any], waits: Mapping[str, str] | None = None) -> It
             *_uses(run),
             ("tenant", cell(run["tenant"])),
             ("status", cell(run["status"])),
-            *([] if run.get("position") is None else [("queue", queue_text(run))]),
+            *_queue_pairs(run),
             ("risk", cell(run["risk"])),
             ("created", clock(run["created_at"])),
             ("finished", clock(run["finished_at"])),
@@ -142,6 +142,16 @@ def queue_text(run: dict[str, Any]) -> str:
     estimate = run.get("estimate_s")
     about = "" if estimate is None else f", about {estimate:g} s"
     return f"position {run['position']}{about}"
+
+
+def _queue_pairs(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The place of a run that waits for a slot, and what decides it."""
+    if run.get("position") is None:
+        return
+    yield "queue", queue_text(run)
+    if run.get("priority") is not None:  # an older server does not say it
+        yield "priority", str(run["priority"])
+        yield "fairness key", cell(run.get("fairness_key") or None)
 
 
 def job_wait(job: dict[str, Any]) -> str | None:

@@ -56,6 +56,7 @@ __all__ = [
     "OnFull",
     "Priority",
     "QueueMax",
+    "QueuePlace",
     "QueueRequest",
     "QueueWaitS",
     "SlotUse",
@@ -90,6 +91,15 @@ class QueueRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 ANY_PLACE: Final = QueueRequest()
+
+
+class QueuePlace(msgspec.Struct, frozen=True):
+    """Where a run waits, and what decides its place."""
+
+    position: int
+    """1 is the next run."""
+    priority: int
+    fairness_key: str
 
 
 class FairQueue:
@@ -139,6 +149,11 @@ class FairQueue:
         self._tidy(priority, key)
         del self._places[run_id]
         return run_id
+
+    def place(self, run_id: RunId) -> QueuePlace | None:
+        """The place of a run and what decides it; ``None`` if it does not wait."""
+        position = self.position(run_id)
+        return None if position is None else QueuePlace(position, *self._places[run_id])
 
     def position(self, run_id: RunId) -> int | None:
         """The place of a run: 1 is the next one. ``None`` if it does not wait.

@@ -31,7 +31,7 @@ from stanchion.core.model import (
     StepId,
     Topic,
 )
-from stanchion.core.queue import QUEUE_TIMER
+from stanchion.core.queue import QUEUE_TIMER, QueuePlace
 
 NO_WORKER_MS: Final = 60_000
 """A topic that no worker has asked for in this time has no worker."""
@@ -136,8 +136,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """At most ``JOBS_LOOKED_AT_MAX``, sorted by step and item."""
     timers: tuple[PendingTimer, ...] = ()
     letters: tuple[DeadWork, ...] = ()
-    position: int | None = None
-    """The place in its tenant's queue, 1 for the next one; ``None`` if it is not queued."""
+    place: QueuePlace | None = None
+    """The place in its tenant's queue; ``None`` if it is not queued."""
 
 
 class RunLock(msgspec.Struct, frozen=True):
@@ -201,6 +201,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     outages: tuple[Outage, ...] = ()
     topics: Mapping[Topic, TopicDemand] = {}
     limits: Mapping[Topic, ReachedLimit] = {}
+    cap: int | None = None
+    """How many runs of the tenant may be active at once; known for a queued run."""
     needs_data: frozenset[StepId] = frozenset()
     """Approvals whose ``data_schema`` refuses an approval without data."""
     not_by_starter: frozenset[StepId] = frozenset()
@@ -245,8 +247,8 @@ def why(facts: RunFacts, around: Surroundings) -> tuple[Finding, ...]:
     """
     if facts.run.status.is_finished:
         return (_finished(facts.run),)
-    if facts.position is not None:
-        return (_queued(facts, facts.position),)
+    if facts.place is not None:
+        return (_queued(facts, facts.place, around.cap),)
     stops_all = [*_stops_all(facts, around)]
     waits = sorted(_waits(facts, around), key=lambda found: _RANK[found.code])
     # A run always waits for something. If it does not, a replica finds out at its next try.
@@ -287,22 +289,32 @@ _FAULTS_OF_INPUT: Final = frozenset({"expression_error", "invalid_input"})
 """Codes of failures that depend only on the run's input, results so far, and workflow."""
 
 
-def _queued(facts: RunFacts, position: int) -> Finding:
-    run, ahead = facts.run, position - 1
+def _queued(facts: RunFacts, place: QueuePlace, cap: int | None) -> Finding:
+    run, ahead = facts.run, place.position - 1
+    key = f"'{place.fairness_key}'" if place.fairness_key else "none"
+    full = "is full" if cap != 0 else "may have no active run (max_concurrent_runs is 0)"
     return Finding(
         code=WhyCode.QUEUED,
         detail=(
-            f"tenant '{run.tenant}' is full; position {position} in its queue,"
-            f" {_number(ahead, 'run')} ahead"
+            f"tenant '{run.tenant}' {full}; position {place.position} in its queue,"
+            f" {_number(ahead, 'run')} ahead: priority {place.priority} (higher ones go first),"
+            f" fairness key {key} (keys of one priority take turns, oldest run first)"
         ),
         since=run.created_at,
         until=next((each.due for each in facts.timers if each.timer == QUEUE_TIMER), None),
         blocked_by=Blocker(kind="queue", id=run.tenant, ahead=ahead),
-        remedy=(
-            "wait for a slot, raise the cap (stanchion tenant set"
-            f" {run.tenant} --max-concurrent-runs N), or stanchion run cancel {run.id}"
-        ),
+        remedy=_queue_remedy(run, cap),
     )
+
+
+def _queue_remedy(run: Run, cap: int | None) -> str:
+    raising = f"stanchion tenant set {shlex.quote(run.tenant)} --max-concurrent-runs N"
+    if cap == 0:
+        # No end of another run helps: there is none.
+        first = f"no slot becomes free before an admin raises the cap: {raising}"
+    else:
+        first = f"wait for a slot, or let an admin raise the cap: {raising}"
+    return f"{first}; or stanchion run cancel {run.id}"
 
 
 def _stops_all(facts: RunFacts, around: Surroundings) -> Iterator[Finding]:
@@ -338,9 +350,10 @@ def _locked(facts: RunFacts, lock: RunLock) -> Finding:
             kind="lock", id=lock.name, worker_id=lock.holder, fence=lock.fence, seen_at=lock.seen_at
         ),
         remedy=(
-            f"stanchion lease release {lock.name}"
+            f"an operator can release it: stanchion lease release {lock.name}"
             if lock.is_by_hand
-            else f"wait: it is released or expires; by force: stanchion lease release {lock.name}"
+            else "wait: it is released or expires; an operator can release it by force:"
+            f" stanchion lease release {lock.name}"
         ),
     )
 
@@ -418,7 +431,7 @@ def _dead_letters(facts: RunFacts) -> Iterator[Finding]:
             since=first.at,
             blocked_by=Blocker(kind="dead_letter", id=first.id, item=first.item),
             remedy=(
-                f"stanchion dead-letter replay {first.id},"
+                f"an operator decides: stanchion dead-letter replay {first.id},"
                 f" or stanchion dead-letter discard {first.id}"
             ),
         )
@@ -568,7 +581,7 @@ def _job(
                 blocked_by=changed(blocker, ahead=job.ahead),
                 remedy=f"start a worker with a handler for '{job.topic}':"
                 " stanchion worker MODULE:APP; or wait, if its workers have as many jobs as they"
-                " take: stanchion worker list",
+                " take; an operator can see them: stanchion worker list",
             )
         case WhyCode.TOPIC_LIMITED:
             assert limit is not None
@@ -581,8 +594,9 @@ def _job(
                 blocked_by=changed(
                     blocker, kind="limit", id=limit.id, rule=limit.rule, seen_at=limit.seen_at
                 ),
-                remedy=f"wait, or raise it: stanchion limit set {limit.id} {option} N;"
-                f" its use: stanchion limit show {limit.id}",
+                remedy="wait, or let an admin raise it:"
+                f" stanchion limit set {limit.id} {option} N;"
+                f" an operator can see its use: stanchion limit show {limit.id}",
             )
         case WhyCode.SUSPENDED:
             return changed(
@@ -600,8 +614,8 @@ def _job(
                 detail=f"the job of {place} waits for a worker of topic '{job.topic}';"
                 f" {_number(ahead, 'job')} of this tenant ahead{unknown}",
                 blocked_by=changed(blocker, ahead=ahead),
-                remedy="wait, or start more workers of the topic; those that run:"
-                " stanchion worker list",
+                remedy="wait, or start more workers of the topic; an operator can see those that"
+                " run: stanchion worker list",
             )
 
 
@@ -630,8 +644,8 @@ def _unavailable(outage: Outage, consequence: str) -> Finding:
         since=outage.since,
         blocked_by=Blocker(kind="backend", id=outage.backend, seen_at=outage.seen_at),
         remedy=(
-            "restore it; what each server sees: stanchion replica list; what to do:"
-            " docs/how-to/lock-incidents.md"
+            "restore it; an operator can see what each server sees: stanchion replica list;"
+            " what to do: docs/how-to/lock-incidents.md"
         ),
     )
 

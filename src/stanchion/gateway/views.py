@@ -48,6 +48,7 @@ from stanchion.core.model import (
     split_name,
 )
 from stanchion.core.plan import Plan
+from stanchion.core.queue import QueuePlace
 from stanchion.core.rerun import RerunVersion
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.why import Blocker, Finding
@@ -193,11 +194,11 @@ def run_view(
     plan: Plan | None,
     progress: Mapping[JobId, JsonValue] = MappingProxyType({}),
     *,
-    position: int | None = None,
+    place: QueuePlace | None = None,
 ) -> RunView:
     """A whole run. With its plan, steps that have not begun are shown too.
 
-    ``progress``: what workers have reported for the jobs of ``jobs_out``. ``position``: in the
+    ``progress``: what workers have reported for the jobs of ``jobs_out``. ``place``: in the
     queue, while it waits for a slot.
     """
     steps = dict(run.steps) if plan is None else {each: run.step(each) for each in plan.steps}
@@ -222,7 +223,9 @@ def run_view(
         rerun_of=run.rerun_of,
         starter=run.starter,
         labels=run.labels,
-        position=position,
+        position=None if place is None else place.position,
+        priority=None if place is None else place.priority,
+        fairness_key=None if place is None else place.fairness_key,
     )
 
 

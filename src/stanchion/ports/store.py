@@ -56,6 +56,7 @@ from stanchion.core.model import (
     WorkflowId,
     WorkflowSource,
 )
+from stanchion.core.queue import QueuePlace
 from stanchion.core.receipts import Receipt, ReceiptBatch
 from stanchion.core.topic_limits import PoolUse, TokenGrant, TokenPool, TokenRenewal
 from stanchion.core.transition import TimelineEntry
@@ -236,8 +237,8 @@ class Runs(Protocol):
     async def queued_runs(self, tenant: TenantId) -> int:
         """The number of the tenant's runs that wait for a slot."""
 
-    async def queue_position(self, run_id: RunId) -> int | None:
-        """The place of a run in its tenant's queue, 1 for the next one; ``None`` outside of it."""
+    async def queue_place(self, run_id: RunId) -> QueuePlace | None:
+        """The place of a run in its tenant's queue; ``None`` outside of it."""
 
     async def oldest_waits(self, tenant: TenantId | None) -> OldestWaits:
         """What has waited longest for a slot and for a worker, of one tenant or of all.

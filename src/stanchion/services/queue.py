@@ -63,9 +63,10 @@ class QueueFigures:
         """The place of a run; ``None`` if it has left the queue. Raises ``BackendError``."""
         try:
             async with asyncio.timeout(within_ms / 1000):
-                return await self._runs.queue_position(run_id)
+                place = await self._runs.queue_place(run_id)
         except TimeoutError as error:
             raise BackendTimeout("the store did not say the run's position in time") from error
+        return None if place is None else place.position
 
     async def estimate_s(self, tenant: TenantId, position: int, *, within_ms: int) -> float | None:
         """How long the run at this position will probably wait; ``None`` if that is not known.

@@ -82,7 +82,7 @@ class Explanation(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
 
 
-WaitKind: TypeAlias = Literal["slot", "lock", "worker"]
+WaitKind: TypeAlias = Literal["slot", "lock", "worker", "limit"]
 
 
 class LongestWait(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,9 +138,10 @@ class RunExplainer:
         return found if run is None or run.tenant == tenant else None
 
     async def longest_waits(self, tenant: TenantId | None) -> tuple[LongestWait, ...]:
-        """Who has waited longest for a slot, a lock and a worker, of one tenant or of all.
+        """Who has waited longest for a slot, a lock and a job, of one tenant or of all.
 
-        The one that has waited longest comes first. Concurrent callers share the reads.
+        A ready job waits for a worker, or for a topic limit that holds it back. The one that has
+        waited longest comes first. Concurrent callers share the reads.
         """
         if tenant is not None:
             self._work.check(tenant)
@@ -202,15 +203,19 @@ class RunExplainer:
         *,
         since: Instant | None = None,
     ) -> LongestWait | None:
-        """The wait of a run; ``None`` if it waits for something else by now."""
+        """The wait of a run; ``None`` if it waits for something else by now.
+
+        A ready job that a topic limit holds back waits for the limit: more workers do not help it.
+        """
         run, told = await self._flights.read(run_id, lambda: self._explain(run_id))
         if run is None or told is None:
             return None
         finding = next((each for each in told.findings if each.code in codes), None)
         if finding is None:
             return None
+        is_limited = finding.code is WhyCode.TOPIC_LIMITED
         return LongestWait(
-            waits_for=waits_for,
+            waits_for="limit" if is_limited else waits_for,
             run_id=run_id,
             tenant=run.tenant,
             workflow_id=run.workflow_id,
@@ -239,12 +244,21 @@ class RunExplainer:
         if facts is None:
             return None, None
         around = Surroundings()
-        if not facts.run.status.is_finished:
+        if facts.place is not None:
+            around = Surroundings(cap=await self._cap(facts.run.tenant))
+        elif not facts.run.status.is_finished:
             around = await self._around(facts)
         read = len(facts.jobs) + len(facts.timers) + len(facts.letters) + facts.inbox
         self._work.charge(facts.run.tenant, read * _FACT_S)
         told = Explanation(run_id, facts.run.status, facts.at, why(facts, around))
         return facts.run, told
+
+    async def _cap(self, tenant: TenantId) -> int | None:
+        """The tenant's cap; ``None`` if it has none, or the store does not answer now."""
+        try:
+            return (await self._store.tenant(tenant)).max_concurrent_runs
+        except BackendError:
+            return None
 
     async def _around(self, facts: RunFacts) -> Surroundings:
         ready = {job.topic for job in facts.jobs if job.state is OpenJobState.READY}
@@ -331,11 +345,12 @@ class RunExplainer:
                 if is_own
                 else f"stanchion settings set {setting}=fail_open"
             )
+            who = "" if is_own else ", an admin can change the setting"
             return ClosedClass(
                 rule=f"{rule} = fail_closed",
                 since=outage.since,
                 seen_at=outage.seen_at,
-                remedy=f"{_RESTORE}; to go on without it: {other}",
+                remedy=f"{_RESTORE}; to go on without it{who}: {other}",
             )
         if self._rules.closes(run.risk):
             level = Level(self._escalating.level).name.lower()
@@ -343,8 +358,8 @@ class RunExplainer:
                 rule=f"escalation is {level} and closes {run.risk}",
                 since=self._escalating.changed_at,
                 seen_at=outage.seen_at,
-                remedy=f"{_RESTORE}, then stanchion escalation clear;"
-                " to go on without it: stanchion escalation set force_open",
+                remedy=f"{_RESTORE}, then let an operator end the order: stanchion escalation"
+                " clear; to go on without it: stanchion escalation set force_open",
             )
         return None
 

@@ -272,6 +272,11 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     position: int | None = None
     """Its place in the queue while it waits for a slot; 1 is the next one."""
+    priority: int | None = None
+    """Its priority while it waits for a slot: runs of a higher one go first."""
+    fairness_key: str | None = None
+    """While it waits for a slot: runs of one priority take turns by this key; the oldest of a key
+    goes first."""
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -326,9 +331,9 @@ class ApprovalList(msgspec.Struct, frozen=True):
 
 
 class WaitRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that has waited longest for a slot, a lock or a worker."""
+    """The run that has waited longest for a slot, a lock, a worker or a topic limit."""
 
-    waits_for: Literal["slot", "lock", "worker"]
+    waits_for: Literal["slot", "lock", "worker", "limit"]
     run_id: str
     tenant: str
     workflow_id: str

@@ -251,7 +251,9 @@ def _sentence(view: View, data: Data) -> str:
         if tenants["unavailable"]:
             parts.append(f"{_many(tenants['unavailable'], 'start')} met an unavailable gate")
     if data["waits"]:
-        parts.append(f"a run has waited {data['waited']} for a {data['waits'][0].waits_for}")
+        awaited = data["waits"][0].waits_for
+        awaited = "topic limit" if awaited == "limit" else awaited
+        parts.append(f"a run has waited {data['waited']} for a {awaited}")
     if data["approvals"]:
         oldest_ms = (now - data["approvals"][0].since).total_seconds() * 1000
         waits = _many(len(data["approvals"]), "approval", is_more=data["more_approvals"])

@@ -100,10 +100,10 @@ async def _rendered(call: Call[NoBody, Waiting], loaded: Loaded) -> bytes:
     """The encoded answer for all callers that get this reading of the run."""
     run, out = loaded.run, jobs_out(loaded.run)
     progress = await call.services.store.progress(run.id, out) if out else {}
-    plan, position = await _plan(call, run), None
+    plan, place = await _plan(call, run), None
     if run.status is RunStatus.QUEUED:
-        position = await call.services.store.queue_position(run.id)
-    view = run_view(run, plan, progress, position=position)
+        place = await call.services.store.queue_place(run.id)
+    view = run_view(run, plan, progress, place=place)
     return await encoded_run(view, is_small=has_small_outputs(run, plan))
 
 
@@ -207,7 +207,7 @@ _ITEMS_LOOKED_AT_MAX: Final = 1_000
 
 @ROUTES.add("GET /v1/waits", APPROVERS, RouteScope.TENANT_OR_ALL, WaitsAnswer)
 async def list_waits(call: Call[NoBody, NoQuery]) -> Reply:
-    """The runs that have waited longest: for a slot, a lock, a worker."""
+    """The runs that have waited longest: for a slot, a lock, a worker or a topic limit."""
     now = call.services.clock.now()
     waits = await call.services.explainer.longest_waits(call.only)
     return Reply(WaitsAnswer(when(now), tuple(map(wait_row, waits))))

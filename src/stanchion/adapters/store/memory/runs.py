@@ -59,7 +59,7 @@ from stanchion.core.model import (
     StepId,
     TenantId,
 )
-from stanchion.core.queue import OnFull, frees_key, goes_on
+from stanchion.core.queue import OnFull, QueuePlace, frees_key, goes_on
 from stanchion.core.run import evolve
 from stanchion.core.transition import (
     ClearTimer,
@@ -170,7 +170,7 @@ class MemoryRuns(MemoryPart):
                 dead_work(letter)
                 for _, letter in sorted(letters, key=lambda each: each[0])[:LETTERS_LOOKED_AT_MAX]
             ),
-            position=state.peek(file.run.tenant).queue.position(run_id),
+            place=state.peek(file.run.tenant).queue.place(run_id),
         )
 
     def _open_jobs(self, file: RunFile) -> tuple[OpenJob, ...]:
@@ -335,9 +335,9 @@ class MemoryRuns(MemoryPart):
     async def queued_runs(self, tenant: TenantId) -> int:
         return len(self._state.peek(tenant).queue)
 
-    async def queue_position(self, run_id: RunId) -> int | None:
+    async def queue_place(self, run_id: RunId) -> QueuePlace | None:
         file = self._state.runs.get(run_id)
-        return None if file is None else self._state.peek(file.run.tenant).queue.position(run_id)
+        return None if file is None else self._state.peek(file.run.tenant).queue.place(run_id)
 
     async def oldest_waits(self, tenant: TenantId | None) -> OldestWaits:
         job_id = self._state.ready.oldest(tenant)

@@ -45,6 +45,7 @@ from stanchion.core.model import (
     WorkflowId,
     WorkflowSource,
 )
+from stanchion.core.queue import PRIORITY_MAX, QueuePlace
 from stanchion.core.receipts import Receipt
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.why import OpenJob, OpenJobState, PendingTimer, RunFacts
@@ -354,7 +355,7 @@ def read_run_facts(reply: Sequence[Any]) -> RunFacts | None:
     """Decode the reply of ``run_facts.lua``."""
     if not reply:
         return None
-    now, fields, entries, next_try, jobs, timers, letters, position = reply
+    now, fields, entries, next_try, jobs, timers, letters, place = reply
     loaded = read_loaded(fields, entries)
     assert loaded is not None
     return RunFacts(
@@ -382,8 +383,16 @@ def read_run_facts(reply: Sequence[Any]) -> RunFacts | None:
                 key=lambda each: (each.at, each.id),
             )
         ),
-        position=int(position) if position else None,
+        place=read_place(place),
     )
+
+
+def read_place(reply: Sequence[Any]) -> QueuePlace | None:
+    """Decode what ``queue_place`` of ``part_place.lua`` answers."""
+    if not reply:
+        return None
+    position, rank, fairness_key = reply
+    return QueuePlace(int(position), PRIORITY_MAX - int(rank), fairness_key.decode())
 
 
 def _open_job(job_id: bytes, packed: bytes, ahead: int | bytes) -> OpenJob:

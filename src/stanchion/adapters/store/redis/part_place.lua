@@ -2,6 +2,7 @@
 --   uses text; keys queue queue_ring queue_turns waiting
 --   queue_position(tenant, run_id)   1 for the next run; nil if it does not wait. The same as
 --                                    core.queue.FairQueue.position.
+--   queue_place(tenant, run_id)      {position, rank, fairness key}; {} if it does not wait
 local KEYS_COUNTED_MAX = 100 -- core.queue.KEYS_COUNTED_MAX
 
 local function queue_position(tenant, run_id)
@@ -36,4 +37,13 @@ local function queue_position(tenant, run_id)
     end
   end
   return ahead + 1
+end
+
+local function queue_place(tenant, run_id)
+  local position = queue_position(tenant, run_id)
+  if not position then
+    return {}
+  end
+  local rank, fair = unpack(cmsgpack.unpack(redis.call('HGET', key.waiting, run_id)))
+  return {position, rank, fair}
 end

@@ -4,7 +4,7 @@
 -- ARGV   1 run id  2 jobs at most  3 timers at most  4 dead letters at most
 -- ANSWER the time, {fields of the run}, {entries of the inbox}, due time of the outbox row or '',
 --        {id, state, jobs ahead or '' of each open job}, {due time, content of each timer},
---        {dead letters}, position in the queue or ''
+--        {dead letters}, {position in the queue, rank, fairness key} or {}
 -- USES   time text jobs inbox promoted place
 local run_id = ARGV[1]
 apply_promotion(run_id)
@@ -47,4 +47,4 @@ for _, letter_id in ipairs(redis.call('SMEMBERS', key.buried)) do
 end
 local next_try = redis.call('ZSCORE', key.outbox, run_id) or ''
 return {now, fields, redis.call('HGETALL', key.inbox), next_try, jobs, timers, letters,
-  queue_position(tenant, run_id) or ''}
+  queue_place(tenant, run_id)}

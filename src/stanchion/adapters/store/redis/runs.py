@@ -31,6 +31,7 @@ from stanchion.core.model import (
     shard_of_run,
     shard_of_tenant,
 )
+from stanchion.core.queue import QueuePlace
 from stanchion.core.transition import TimelineEntry
 from stanchion.core.why import (
     JOBS_LOOKED_AT_MAX,
@@ -373,15 +374,13 @@ class RedisRuns(Sharded):
         queued = self._shards.keys.of_shard(shard, "queued")
         return int(await self._shards.ask(self._shards.command(shard, "HGET", queued, tenant)) or 0)
 
-    async def queue_position(self, run_id: RunId) -> int | None:
+    async def queue_place(self, run_id: RunId) -> QueuePlace | None:
         deadline = self._shards.client.deadline()
         shard, tenant = shard_of_run(run_id), await self._shards.owner_of(run_id, deadline)
         if shard is None or tenant is None:
             return None
-        found = await self._shards.ask(
-            self._shards.step("position", shard, run_id, tenant), deadline
-        )
-        return None if found is None else int(found)
+        found = await self._shards.ask(self._shards.step("place", shard, run_id, tenant), deadline)
+        return decode.read_place(found)
 
     async def oldest_waits(self, tenant: TenantId | None) -> OldestWaits:
         shards = ALL_SHARDS if tenant is None else [shard_of_tenant(tenant)]

@@ -11,7 +11,7 @@ from stanchion.adapters.store.sqlite.codec import SQL, TENANT
 from stanchion.adapters.store.sqlite.outbox import put_entry
 from stanchion.core.events import Promoted
 from stanchion.core.model import RunId, TenantId
-from stanchion.core.queue import PROMOTED_AT_ONCE_MAX, PROMOTED_ENTRY, QueueRequest
+from stanchion.core.queue import PROMOTED_AT_ONCE_MAX, PROMOTED_ENTRY, QueuePlace, QueueRequest
 from stanchion.ports.records import OldestWaits, Tenant
 
 _DEFAULTS = Tenant()
@@ -66,10 +66,16 @@ def queued_runs(db: Database, tenant: TenantId) -> int:
     return 0 if found is None else int(found[0])
 
 
+def queue_place(db: Database, run_id: RunId) -> QueuePlace | None:
+    """See ``ports.store.Runs.queue_place``."""
+    found = db.first(SQL["queue_place"], run_id=run_id)
+    return None if found is None else QueuePlace(*found)
+
+
 def queue_position(db: Database, run_id: RunId) -> int | None:
-    """See ``ports.store.Runs.queue_position``."""
-    found = db.first(SQL["queue_position"], run_id=run_id)
-    return None if found is None else int(found[0])
+    """The position alone: 1 is the next run."""
+    place = queue_place(db, run_id)
+    return None if place is None else place.position
 
 
 def oldest_waits(db: Database, tenant: TenantId | None) -> OldestWaits:

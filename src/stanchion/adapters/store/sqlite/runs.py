@@ -39,7 +39,7 @@ from stanchion.adapters.store.sqlite.codec import (
     slot_freed,
 )
 from stanchion.adapters.store.sqlite.jobs import end_job, find_jobs, held_jobs, leave_ready
-from stanchion.adapters.store.sqlite.queue import leave_queue, promote, queue_position
+from stanchion.adapters.store.sqlite.queue import leave_queue, promote, queue_place
 from stanchion.core.commit import (
     Apply,
     CommitAnswer,
@@ -388,7 +388,7 @@ def run_facts(db: Database, run_id: RunId) -> RunFacts | None:
             )
         ),
         letters=tuple(dead_work(DEAD_LETTER.decode(body)) for (body,) in letters),
-        position=queue_position(db, run_id),
+        place=queue_place(db, run_id),
     )
 
 

@@ -211,7 +211,7 @@ class SqliteStore:
     feed_position = _reads(runs.feed_position)
     active_runs = _reads(runs.active_runs)
     queued_runs = _reads(queue.queued_runs)
-    queue_position = _reads(queue.queue_position)
+    queue_place = _reads(queue.queue_place)
     oldest_waits = _reads(queue.oldest_waits)
 
     lease_jobs = _writes(jobs.lease_jobs)

@@ -74,8 +74,8 @@ SELECT id FROM runs WHERE tenant = :tenant AND status = 'queued' ORDER BY create
 -- Like oldest_queued, of all tenants.
 SELECT id FROM runs WHERE status = 'queued' ORDER BY created_at, id LIMIT 1
 
--- name: queue_position
--- Answers (position) of a run that waits: see core.queue.FairQueue.position. The 100 is its
+-- name: queue_place
+-- Answers (position, priority, fairness_key) of a run that waits: see core.queue.FairQueue.position. The 100 is its
 -- KEYS_COUNTED_MAX. Only the branch that is chosen is computed.
 WITH mine AS (
     SELECT waiting.tenant, waiting.priority, waiting.fairness_key, fairness_keys.turn,
@@ -139,7 +139,9 @@ SELECT
         FROM fairness_keys AS other
         WHERE other.tenant = mine.tenant AND other.priority = mine.priority
             AND other.fairness_key <> mine.fairness_key
-    ) END
+    ) END,
+    mine.priority,
+    mine.fairness_key
 FROM mine
 
 -- name: free_key
