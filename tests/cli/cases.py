@@ -1298,11 +1298,20 @@ CASES: Final = (
                     actor="kim",
                     replica="one",
                     left_out=7,
+                    budget="tokens",
                 ),
             )
         ),
         shape=admin.DecisionList,
-        says=("acme", "full", "2/2", "3.4 s", "order-2", "7 refusals among these have no receipt"),
+        says=(
+            "acme",
+            "full",
+            "tokens",
+            "2/2",
+            "3.4 s",
+            "order-2",
+            "7 refusals among these have no receipt",
+        ),
     ),
     Case(
         args=("admission", "show"),

@@ -176,11 +176,19 @@ def test_at_80_columns_what_the_next_command_takes_is_whole(server: Script) -> N
         "request_id": request,
         "left_out": 0,
     }
+    spent = {**refusal, "outcome": "budget_exhausted", "budget": "tokens", "active": None}
+    unchecked = {**refusal, "outcome": "limit_check_failed"}
     one, all_tenants = ("--tenant", "a-tenant-with-a-long-name"), ()
     for command, whose, rows, wanted in (
         ("audit", one, {"entries": [entry]}, (subject, "run.cancel")),
         ("audit", all_tenants, {"entries": [entry]}, (subject, "run.cancel", "TENANT")),
         ("decision", one, {"decisions": [refusal]}, (key, request, "full")),
+        ("decision", one, {"decisions": [spent]}, (key, "…2c3-2041", "budget_exhausted")),
+        ("decision", one, {"decisions": [unchecked]}, (key, "limit_check_failed")),
+        (
+            *("decision", all_tenants, {"decisions": [spent]}),
+            ("…6b1f7a11", "…2c3-2041", "budget_exhausted"),
+        ),
         (
             *("decision", all_tenants, {"decisions": [refusal]}),
             ("a-tenant-with-a-long-name", "…6b1f7a11", "…2c3-2041", "full"),

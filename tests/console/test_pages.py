@@ -562,6 +562,8 @@ async def test_a_budget_that_is_exhausted_is_not_shown_as_slots_in_use(
             await asyncio.sleep(0.05)
             page = (await browser.get(f"/console/decisions?tenant={tenant}")).body
     assert b"of 250" not in page
+    (in_use,) = re.findall(r'<td class="num">(.*limit.*?)</td>', page.decode())
+    assert re.sub("<.+?>", "", in_use) == "tokens, limit 250"
 
 
 @in_one_loop

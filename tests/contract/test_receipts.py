@@ -26,6 +26,7 @@ def _receipts(tenant: TenantId, first: int, count: int) -> tuple[Receipt, ...]:
             f"r{number}",
             "a",
             "b",
+            budget="tokens" if number % 2 else None,
         )
         for number in range(first, first + count)
     )

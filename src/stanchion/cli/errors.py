@@ -118,8 +118,8 @@ _FIXES: Final = {
     " stanchion tenant set {tenant} --max-concurrent-runs N",
     "queue_full": "wait for a run to end, or let an admin allow more runs to wait:"
     " stanchion tenant set {tenant} --queue-max N",
-    "budget_exhausted": "see what is left: stanchion tenant limits{flags};"
-    " or let an admin raise the limit: stanchion tenant set {tenant} --budget {budget}=LIMIT/WINDOW",
+    "budget_exhausted": "see what is left: stanchion tenant limits{flags}; or let an admin raise"
+    " the limit: stanchion tenant set {tenant} --budget {budget}=LIMIT/WINDOW",
     "job_throttled": "submit more slowly, or let an admin raise the rate:"
     " stanchion tenant set {tenant} --job-rate R",
     "tenant_overloaded": "this tenant has too much under way: send less at once, or slower",

@@ -35,6 +35,8 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     replica: str
     left_out: int = 0
     """Refusals of this tenant just before it that have no receipt, because there were too many."""
+    budget: str | None = None
+    """The budget that had too little left; ``limit`` is its limit then, not a cap of runs."""
 
 
 class ReceiptBatch(msgspec.Struct, frozen=True):

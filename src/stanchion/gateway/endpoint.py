@@ -423,6 +423,7 @@ def note_refusal(
                 request_id,
                 actor,
                 services.replicas.replica,
+                budget=None if refusal.budget is None else refusal.budget.budget,
             )
         )
 

@@ -375,6 +375,8 @@ class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
     replica: str
     left_out: int = 0
     """Refusals of the tenant just before this one that have no receipt: there were too many."""
+    budget: str | None = None
+    """The budget that had too little left; `limit` is its limit then, and no number of runs."""
 
 
 class DecisionList(msgspec.Struct, frozen=True):

@@ -136,11 +136,12 @@ def _decision_columns(session: Session) -> Mapping[str, Column]:
         "AT": ("at", clock),
         tenant: "tenant",
         SpareHeading("WORKFLOW", 2): "workflow_id",
-        "OUTCOME": "outcome",
+        "OUTCOME": ("outcome", whole_ident),
+        SpareHeading("BUDGET"): lambda row: cell(row.get("budget")),
         SpareHeading("ACTIVE", 3): lambda row: _of(row["active"], row["limit"]),
         SpareHeading("RETRY", 4): ("retry_after_ms", _seconds),
         "KEY": ("key", id_cell),
-        "REQUEST": ("request_id", id_cell),
+        "REQUEST": ("request_id", ident),
     }
 
 
