@@ -42,7 +42,7 @@ async def test_a_due_timer_becomes_an_entry_in_its_runs_inbox(
     assert await store.fire_timers(limit=10) == ()
     await harness.pass_time(harness.short_ms)
     assert await store.fire_timers(limit=10) == (run_id,)
-    fired = InboxEntry(f"timer:{_TIMEOUT.key}#{due}", TimerFired(timer=_TIMEOUT))
+    fired = InboxEntry(f"timer:{_TIMEOUT.key}#{due}", TimerFired(timer=_TIMEOUT, due=due))
     assert (await loaded(store, run_id)).inbox == (fired,)
 
 
@@ -80,7 +80,7 @@ async def test_timers_fire_earliest_first_and_no_more_than_asked_for(store: Stor
     assert len(await store.fire_timers(limit=2)) == 1
     inbox = (await loaded(store, run_id)).inbox
     fired = [entry.event for entry in inbox]
-    assert fired == [TimerFired(timer=_retry(n)) for n in range(5)]
+    assert fired == [TimerFired(timer=_retry(n), due=Instant(now - 100 + 10 * n)) for n in range(5)]
 
 
 async def test_timers_of_all_tenants_fire(store: Store) -> None:
@@ -174,7 +174,7 @@ async def test_a_cleared_timer_does_not_fire(store: Store) -> None:
     await _change(store, run_id, ClearTimer(_TIMEOUT))
     await store.fire_timers(limit=10)
     fired = [entry.event for entry in (await loaded(store, run_id)).inbox]
-    assert fired == [TimerFired(timer=_retry(1))]
+    assert fired == [TimerFired(timer=_retry(1), due=now)]
 
 
 async def test_clearing_a_timer_that_is_not_set_changes_nothing(store: Store) -> None:
@@ -201,7 +201,7 @@ async def test_stopping_a_step_forgets_its_timers_and_those_of_its_items(store: 
     await _change(store, run_id, StopStep(_STEP))
     await store.fire_timers(limit=10)
     fired = [entry.event for entry in (await loaded(store, run_id)).inbox]
-    assert fired == [TimerFired(timer=others)]
+    assert fired == [TimerFired(timer=others, due=now)]
 
 
 async def test_stopping_the_run_forgets_all_its_timers(store: Store) -> None:

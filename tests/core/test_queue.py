@@ -182,14 +182,17 @@ def test_a_promoted_run_begins_and_its_time_counts_from_then() -> None:
 
 
 def test_a_time_out_ends_a_run_that_waits_and_no_other() -> None:
-    fired = TimerFired(timer=QUEUE_TIMER)
-    ended = decide(PLAN, WAITING, fired, Instant(NOW + WAIT_MS))
+    fired = TimerFired(timer=QUEUE_TIMER, due=Instant(NOW + WAIT_MS))
+    ended = decide(PLAN, WAITING, fired, Instant(NOW + WAIT_MS + 230))
     assert (ended.status, ended.error is not None) == (RunStatus.TIMED_OUT, True)
     assert ended.error is not None
     assert (ended.error.code, ended.error.message) == (
         QUEUE_TIMEOUT,
-        "no slot was free within 5.0 s",
+        "no slot was free within the tenant's queue_wait_s of 5 s",
     )
+    older = decide(PLAN, WAITING, TimerFired(timer=QUEUE_TIMER), Instant(NOW + WAIT_MS)).error
+    assert older is not None
+    assert older.message == "no slot was free within the tenant's queue_wait_s"
     assert frees_key(ended)
     both = decide_all(PLAN, PROMOTED, (fired, Promoted()), NOW)
     assert both.ignored == (Ignored.NOT_WAITING_FOR_IT, None)

@@ -117,8 +117,9 @@ async def test_a_run_that_waits_shows_what_decides_its_place(house: House) -> No
 
 
 async def test_why_says_that_no_slot_becomes_free_at_a_cap_of_0(house: House) -> None:
-    assert (await house.ask("PUT", TENANT, {**QUEUES, "max_concurrent_runs": 0})).status == 200
+    await _full(house)
     waits = await _start(house)
+    assert (await house.ask("PUT", TENANT, {**QUEUES, "max_concurrent_runs": 0})).status == 200
     path = f"/v1/runs/{waits.json['run_id']}/why"
     (finding,) = (await house.ask("GET", path)).json["findings"]
     assert finding["remedy"].startswith("no slot becomes free before an admin raises the cap: ")
@@ -166,6 +167,7 @@ async def test_a_run_times_out_in_the_queue_and_frees_its_key(house: House) -> N
     queued = await _start(house, "k")
     run = await _ended(house, queued.json["run_id"])
     assert (run["status"], run["error"]["code"]) == ("timed_out", "queue_timeout")
+    assert run["error"]["message"] == "no slot was free within the tenant's queue_wait_s of 0.1 s"
     again = await _start(house, "k")
     assert (again.status, again.headers.get("idempotency-replayed")) == (202, None)
     assert again.json["run_id"] != queued.json["run_id"]

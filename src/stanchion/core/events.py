@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 
 from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Failure, JobId, StepId
+from stanchion.core.model import Failure, Instant, JobId, StepId
 
 
 class TimerKind(StrEnum):
@@ -121,6 +121,8 @@ class TimerFired(_Event, frozen=True, kw_only=True, tag="timer_fired"):
     """This timer is due, by the clock of the store: the clocks of replicas may differ."""
 
     timer: Timer
+    due: Instant | None = None
+    """When it was due; ``None`` if an older version fired it."""
 
 
 class Approved(_Event, frozen=True, kw_only=True, tag="approved"):

@@ -344,7 +344,7 @@ def _apply(draft: Draft, event: Event) -> Ignored | None:
             draft.finish(RunStatus.TIMED_OUT, error=Failure("run_timeout", message))
             ignored = None
         case TimerFired(timer=Timer(kind=TimerKind.QUEUE)):
-            ignored = _leave_queue(draft)
+            ignored = _leave_queue(draft, event.due)
         case TimerFired(timer=timer):
             ignored = _handle(draft, timer.step_id, event)
         case JobReturned():
@@ -365,12 +365,14 @@ def _start(draft: Draft) -> Ignored | None:
     return None
 
 
-def _leave_queue(draft: Draft) -> Ignored | None:
+def _leave_queue(draft: Draft, due: Instant | None) -> Ignored | None:
     """End a run that has waited too long, unless it was promoted meanwhile."""
     if draft.status is not RunStatus.QUEUED:
         return Ignored.NOT_WAITING_FOR_IT
-    waited_s = (draft.now - draft.run.created_at) / 1000
-    message = f"no slot was free within {waited_s:.1f} s"
+    message = "no slot was free within the tenant's queue_wait_s"
+    if due is not None:
+        # The value of the setting when the run was queued, which the timer was set by.
+        message += f" of {(due - draft.run.created_at) / 1000:g} s"
     draft.finish(RunStatus.TIMED_OUT, error=Failure(QUEUE_TIMEOUT, message))
     return None
 

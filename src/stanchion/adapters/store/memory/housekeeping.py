@@ -230,7 +230,7 @@ class MemoryOutbox(MemoryPart):
             file = self._state.runs[run_id]
             due = file.timers.pop(timer)
             entry_id = f"timer:{timer.key}#{due}"
-            self._state.deliver(file, entry_id, TimerFired(timer=timer), now)
+            self._state.deliver(file, entry_id, TimerFired(timer=timer, due=due), now)
         return tuple(run_id for run_id, _ in fired)
 
     async def take_outbox(self, *, limit: int, hold_ms: int) -> tuple[OutboxRow, ...]:

@@ -15,5 +15,7 @@ end
 redis.call('ZREM', key.timers, run_id .. timer)
 redis.call('ZADD', key.timer_turns, 'XX', 'GT', whole(now), tenant)
 redis.call('HDEL', key.out, 't:' .. timer)
-put(run_id, 'timer:' .. timer .. '#' .. due, cmsgpack.unpack(packed)[2], now)
+-- The event is a JSON object, and gets one member more.
+local event = string.sub(cmsgpack.unpack(packed)[2], 1, -2) .. ',"due":' .. due .. '}'
+put(run_id, 'timer:' .. timer .. '#' .. due, event, now)
 return 1

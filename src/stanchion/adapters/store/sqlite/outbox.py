@@ -47,7 +47,7 @@ def _fire_some(
         for run, run_id, ended_at, step_id, key, due, body in rows:
             db.run(SQL["remove_timer"], run=run, step_id=step_id, key=key)
             if ended_at is None:
-                event = TimerFired(timer=TIMER.decode(body))
+                event = TimerFired(timer=TIMER.decode(body), due=due)
                 put_entry(db, run, f"timer:{key}#{due}", event, now)
                 fired.append(run_id)
         has_more += [tenant] if len(rows) == share else []
