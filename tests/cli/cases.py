@@ -267,6 +267,10 @@ _SCHEDULE: Final = {
     "timezone": "Europe/Berlin",
     "input": {"n": 1},
     "labels": {"team": "red"},
+    "overlap": "queue",
+    "catch_up": "none",
+    "jitter_s": 0,
+    "paused": True,
 }
 
 REJECTS: Final = {"on_full": "reject", "queue_max": 100, "queue_wait_s": 300}
@@ -395,6 +399,16 @@ CASES: Final = (
         ),
         asks=("PUT", "/v1/schedules/nightly"),
         body=_SCHEDULE,
+        before=msgspec.structs.replace(
+            SCHEDULE,
+            cron=None,
+            every_s=60,
+            timezone="UTC",
+            input={},
+            labels={"team": "blue"},
+            overlap=Overlap.QUEUE,
+            paused=True,
+        ),
         answer=SCHEDULE,
         shape=ScheduleView,
         says=(

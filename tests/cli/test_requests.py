@@ -17,7 +17,7 @@ from stanchion.cli.errors import Exit
 from stanchion.core.model import RunStatus, WorkflowSource
 from stanchion.core.rerun import RerunAction, RerunVersion
 from stanchion.wire import admin, runs
-from tests.cli.cases import AUDIT, BATCH, RUN
+from tests.cli.cases import AUDIT, BATCH, RUN, SCHEDULE
 from tests.cli.conftest import Cli
 from tests.cli.scripted import Said, Script, problem, running_script
 
@@ -293,6 +293,75 @@ def test_a_new_limit_has_what_is_given_and_needs_a_topic(cli: Cli, server: Scrip
     assert (without.code, "a new one needs --topic" in without.err) == (Exit.USAGE, True)
     server.says(problem(503, "store_unavailable"))
     assert cli("limit", "set", "llm", "--max-running", "9").code == Exit.UNAVAILABLE
+    assert server.requests[-1].method == "GET"
+
+
+NIGHTLY = {
+    "workflow_id": "research",
+    "cron": "0 2 * * *",
+    "timezone": "Europe/Berlin",
+    "input": {"n": 1},
+    "labels": {"team": "red"},
+    "overlap": "skip",
+    "catch_up": "one",
+    "jitter_s": 30,
+    "paused": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        (("--overlap", "allow"), {"overlap": "allow"}),
+        (("--timezone", "UTC"), {"timezone": "UTC"}),
+        (("--label", "team:blue"), {"labels": {"team": "blue"}}),
+        (("--no-labels",), {"labels": {}}),
+        (("--input", "{}", "--jitter", "0"), {"input": {}, "jitter_s": 0}),
+        (("--workflow", "other"), {"workflow_id": "other"}),
+    ],
+)
+def test_a_schedule_keeps_what_is_not_given(
+    options: tuple[str, ...], changes: dict[str, object], cli: Cli, server: Script
+) -> None:
+    server.says(Said(msgspec.to_builtins(SCHEDULE) | NIGHTLY))
+    assert cli("schedule", "set", "nightly", *options).code == 0
+    assert [each.method for each in server.requests] == ["GET", "PUT"]
+    assert server.requests[-1].document == NIGHTLY | changes
+
+
+def test_an_interval_takes_the_place_of_a_cron_expression_and_the_other_way_round(
+    cli: Cli, server: Script
+) -> None:
+    server.says(Said(msgspec.to_builtins(SCHEDULE) | NIGHTLY))
+    assert cli("schedule", "set", "nightly", "--every", "60").code == 0
+    kept = {name: value for name, value in NIGHTLY.items() if name not in {"cron", "timezone"}}
+    assert server.requests[-1].document == kept | {"every_s": 60}
+    by_interval = msgspec.to_builtins(SCHEDULE) | kept
+    server.says(Said(by_interval | {"cron": None, "every_s": 60, "timezone": "UTC"}))
+    assert cli("schedule", "set", "nightly", "--cron", "0 3 * * *").code == 0
+    by_cron = {**kept, "cron": "0 3 * * *", "timezone": "UTC"}
+    assert server.requests[-1].document == by_cron
+    for options in (("--every", "60", "--timezone", "UTC"), ("--timezone", "Europe/Berlin")):
+        wrong = cli("schedule", "set", "nightly", *options)
+        assert wrong.code == Exit.USAGE
+        assert "--every counts seconds, which are the same everywhere" in wrong.err
+    for options in (("--every", "60", "--cron", "0 3 * * *"), ("--label", "a:b", "--no-labels")):
+        assert "contradict each other" in cli("schedule", "set", "nightly", *options).err
+    assert server.requests[-1].method == "GET"
+
+
+def test_a_new_schedule_has_what_is_given_and_needs_a_workflow(cli: Cli, server: Script) -> None:
+    server.says(problem(404, "not_found"), Said(SCHEDULE))
+    assert cli("schedule", "set", "nightly", "--workflow", "research", "--every", "60").code == 0
+    assert server.requests[-1].document == {"workflow_id": "research", "every_s": 60}
+    server.says(problem(404, "not_found"))
+    without = cli("schedule", "set", "nightly", "--every", "60")
+    assert (without.code, "a new one needs --workflow" in without.err) == (Exit.USAGE, True)
+    nothing = cli("schedule", "set", "nightly")
+    assert (nothing.code, "nothing to change" in nothing.err) == (Exit.USAGE, True)
+    server.says(problem(503, "store_unavailable"))
+    unavailable = cli("schedule", "set", "nightly", "--workflow", "research", "--every", "60")
+    assert unavailable.code == Exit.UNAVAILABLE
     assert server.requests[-1].method == "GET"
 
 

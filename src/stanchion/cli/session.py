@@ -48,6 +48,15 @@ class Session:
         """GET what a PUT is about to replace. A refusal names the role that the PUT needs."""
         return self.server.ask("GET", path, role="admin").document
 
+    def get_if_stored(self, path: str, *, role: str | None = None) -> Any:  # noqa: ANN401 - any JSON
+        """GET what a PUT, which needs ``role``, is about to replace; ``{}`` if there is none."""
+        try:
+            return self.server.ask("GET", path, role=role).document
+        except CliError as error:
+            if error.exit_code is not Exit.NOT_FOUND:
+                raise
+            return {}
+
     def whole_run_id(self, given: str) -> str:
         """The run id, also if only its end is given: that is what a narrow terminal shows."""
         end = given.removeprefix("…")

@@ -153,6 +153,11 @@ def clock(value: str | None) -> str:
     )
 
 
+def whole_clock(value: str | None) -> str:
+    """A time that every terminal shows to the second: the rows may differ by it alone."""
+    return WholeCell(clock(value))
+
+
 def this_year() -> str:
     """The year now, in UTC."""
     return str(datetime.now(UTC).year)

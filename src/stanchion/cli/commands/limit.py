@@ -11,7 +11,6 @@ import click
 
 from stanchion.cli.api import path_to
 from stanchion.cli.completion import complete_limits
-from stanchion.cli.errors import CliError, Exit
 from stanchion.cli.session import Session, calls_server, list_command
 from stanchion.cli.text import cell, pairs
 
@@ -116,23 +115,12 @@ def set_limit(
         raise click.UsageError("nothing to change: give --max-running N, or another option")
     path = path_to("admin", "limits", limit_id)
     # PUT replaces the whole limit, so start from the present one.
-    present = _present(session, path)
+    present = session.get_if_stored(path, role="admin")
     if not topics and not present:
         raise click.UsageError(f"there is no limit '{limit_id}' yet: a new one needs --topic")
     merged = {name: present[name] for name in _KEPT if name in present} | given
     body = {name: value for name, value in merged.items() if value is not None and value != _NONE}
     session.show(session.send("PUT", path, body).document, _lines)
-
-
-def _present(session: Session, path: str) -> dict[str, Any]:
-    """The limit that is stored; without members if there is none."""
-    try:
-        stored: dict[str, Any] = session.get_to_change(path)
-    except CliError as error:
-        if error.exit_code is not Exit.NOT_FOUND:
-            raise
-        return {}
-    return stored
 
 
 _KEPT: Final = ("topics", "per", "max_running", "rate_per_s")

@@ -12,7 +12,16 @@ from stanchion.cli.commands.run import labels_of, show_started
 from stanchion.cli.completion import complete_schedules, complete_workflows
 from stanchion.cli.runs import label_text
 from stanchion.cli.session import Session, calls_server, json_of, key_option, list_command
-from stanchion.cli.text import Column, cell, clock, excerpt, ident, pairs, rows_of
+from stanchion.cli.text import (
+    Column,
+    cell,
+    clock,
+    excerpt,
+    ident,
+    pairs,
+    rows_of,
+    whole_clock,
+)
 
 _KEPT: Final = (
     "workflow_id",
@@ -40,8 +49,7 @@ def schedule() -> None:
     "--workflow",
     "workflow_id",
     metavar="ID",
-    required=True,
-    help="The workflow to start.",
+    help="The workflow to start. A new schedule needs it, and --cron or --every.",
     shell_complete=complete_workflows,
 )
 @click.option("--cron", metavar="FIELDS", help='When: five fields, like "0 9 * * MON-FRI".')
@@ -55,19 +63,26 @@ def schedule() -> None:
 @click.option(
     "--timezone",
     metavar="ZONE",
-    help="The time zone of --cron, like Europe/Berlin; UTC if not given.",
+    help="The time zone of --cron, like Europe/Berlin; UTC for a new schedule.",
 )
 @click.option("--input", "given", metavar="JSON|@FILE", help="The input of each run.")
-@click.option("--label", "labels", metavar="NAME:VALUE", multiple=True, help="Mark each run.")
+@click.option(
+    "--label",
+    "labels",
+    metavar="NAME:VALUE",
+    multiple=True,
+    help="Mark each run; all labels that it shall have.",
+)
+@click.option("--no-labels", is_flag=True, help="Mark its runs no more.")
 @click.option(
     "--overlap",
     type=click.Choice(("skip", "queue", "allow")),
-    help="What a tick does while the last run is unfinished; skip if not given.",
+    help="What a tick does while the last run is unfinished; skip for a new schedule.",
 )
 @click.option(
     "--catch-up",
     type=click.Choice(("none", "one", "all")),
-    help="Which ticks that passed while no server ran get a run; none if not given.",
+    help="Which ticks that passed while no server ran get a run; none for a new schedule.",
 )
 @click.option(
     "--jitter",
@@ -76,7 +91,7 @@ def schedule() -> None:
     type=click.INT,
     help="The longest random delay of a tick.",
 )
-@click.option("--paused", is_flag=True, help="Store it without starting runs.")
+@click.option("--paused", is_flag=True, help="Store it without starting runs, until resumed.")
 @calls_server
 def set_schedule(
     session: Session,
@@ -85,19 +100,52 @@ def set_schedule(
     given: str | None,
     labels: tuple[str, ...],
     *,
+    no_labels: bool,
     paused: bool,
     **members: Any,  # noqa: ANN401 - the options that are sent as they are
 ) -> None:
-    """Store a schedule, or replace it."""
-    body = {name: value for name, value in members.items() if value is not None}
+    """Store a schedule, or change it. Options that are not given keep their values."""
+    changes = {name: value for name, value in members.items() if value is not None}
     if given is not None:
-        body["input"] = json_of(given, "--input")
-    if labels:
-        body["labels"] = labels_of(labels)
+        changes["input"] = json_of(given, "--input")
+    if labels and no_labels:
+        raise click.UsageError("--label and --no-labels contradict each other")
+    if labels or no_labels:
+        changes["labels"] = labels_of(labels)
     if paused:
-        body["paused"] = True
-    answer = session.send("PUT", path_to("schedules", schedule_id), body)
-    session.show(answer.document, _lines)
+        changes["paused"] = True
+    if "cron" in changes and "every_s" in changes:
+        raise click.UsageError("--cron and --every contradict each other")
+    if "every_s" in changes and "timezone" in changes:
+        raise click.UsageError(_NO_ZONE)
+    if not changes:
+        raise click.UsageError("nothing to change: give --cron FIELDS, or another option")
+    path = path_to("schedules", schedule_id)
+    # PUT replaces the whole schedule, so start from the present one.
+    present = session.get_if_stored(path)
+    if not present and "workflow_id" not in changes:
+        raise click.UsageError(
+            f"there is no schedule '{schedule_id}' yet: a new one needs --workflow"
+        )
+    body = _kept(present, changes) | changes
+    if "timezone" in changes and "cron" not in body:
+        raise click.UsageError(_NO_ZONE)
+    session.show(session.send("PUT", path, body).document, _lines)
+
+
+def _kept(present: Mapping[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:
+    """The members of the present schedule that stay."""
+    gone = {"cron", "timezone"} if "every_s" in changes else set()
+    gone |= {"every_s"} if "cron" in changes else set()
+    return {
+        name: present[name] for name in _KEPT if present.get(name) is not None and name not in gone
+    }
+
+
+_NO_ZONE: Final = (
+    "--timezone says where the times of --cron are meant; --every counts seconds, which are the"
+    " same everywhere"
+)
 
 
 def _when(row: dict[str, Any]) -> str:
@@ -158,9 +206,8 @@ def resume_schedule(session: Session, schedule_id: str) -> None:
 
 def _set_paused(session: Session, schedule_id: str, *, paused: bool) -> None:
     path = path_to("schedules", schedule_id)
-    stored = session.get(path)
-    body = {name: stored[name] for name in _KEPT if stored.get(name) is not None}
-    session.show(session.send("PUT", path, {**body, "paused": paused}).document, _lines)
+    body = {**_kept(session.get(path), {}), "paused": paused}
+    session.show(session.send("PUT", path, body).document, _lines)
 
 
 @schedule.command("trigger")
@@ -231,6 +278,6 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
         )
     if row["missed"]:
         yield ""
-        yield from rows_of(row["missed"], {"MISSED": ("tick", clock), "REASON": "reason"})
+        yield from rows_of(row["missed"], {"MISSED": ("tick", whole_clock), "REASON": "reason"})
         if row["missed_total"] > len(row["missed"]):
             yield f"(the newest {len(row['missed'])} of {row['missed_total']} missed ticks)"
