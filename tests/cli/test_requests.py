@@ -345,8 +345,8 @@ def test_an_interval_takes_the_place_of_a_cron_expression_and_the_other_way_roun
         wrong = cli("schedule", "set", "nightly", *options)
         assert wrong.code == Exit.USAGE
         assert "--every counts seconds, which are the same everywhere" in wrong.err
-    for options in (("--every", "60", "--cron", "0 3 * * *"), ("--label", "a:b", "--no-labels")):
-        assert "contradict each other" in cli("schedule", "set", "nightly", *options).err
+    for both in (("--every", "60", "--cron", "0 3 * * *"), ("--label", "a:b", "--no-labels")):
+        assert "contradict each other" in cli("schedule", "set", "nightly", *both).err
     assert server.requests[-1].method == "GET"
 
 

@@ -311,6 +311,33 @@ def test_at_80_columns_a_time_of_another_year_keeps_its_year(server: Script) -> 
     assert max(map(len, seen.text.splitlines())) <= 80
 
 
+def test_at_80_columns_missed_ticks_differ_by_their_seconds(server: Script) -> None:
+    case = next(case for case in CASES if case.command == "schedule show")
+    shown = msgspec.to_builtins(case.answer)
+    ticks = [f"2026-11-19T20:38:{second:02}Z" for second in (0, 3, 6)]
+    missed = [{"tick": tick, "reason": "the tenant was full"} for tick in ticks]
+    missed[1]["reason"] = "the run before it was unfinished: " + "r" * 60
+    server.says(Said(shown | {"missed": missed, "missed_total": 3}))
+    args = ("schedule", "show", "nightly", "--url", server.url)
+    seen = on_terminal(*args, env={"NO_COLOR": "1"}, columns=80)
+    lines = seen.text.splitlines()
+    rows = lines[next(at for at, line in enumerate(lines) if line.startswith("MISSED")) + 1 :]
+    assert [row[:20] for row in rows[:3]] == [tick.replace("T", " ") for tick in ticks]
+    assert rows[1].endswith("r…")
+    assert "-o json shows all" in rows[3]
+    assert max(map(len, lines)) <= 80
+
+
+def test_at_80_columns_a_wrong_use_is_told_in_lines_that_fit() -> None:
+    seen = on_terminal("tenant", "set", "acme", "--budget", "tokens=many", columns=80)
+    assert seen.code == Exit.USAGE
+    assert max(map(len, seen.text.splitlines())) <= 80
+    said = " ".join(seen.text.split())
+    assert said.startswith("Usage: stanchion tenant set [OPTIONS] NAME Try 'stanchion tenant set")
+    assert "Error: --budget takes NAME=LIMIT/WINDOW, as in --budget tokens=2000000/day" in said
+    assert said.endswith("'tokens=many'")
+
+
 def test_the_year_that_is_left_out_is_the_present_one() -> None:
     year = datetime.now(UTC).year
     shown = clock(f"{year}-02-15T10:26:59Z"), clock(f"{year + 1}-02-15T10:26:59Z")

@@ -483,8 +483,8 @@ async def test_budgets_are_shown_as_they_were_configured_and_refuse_with_a_recei
             if found:
                 break
             await asyncio.sleep(0.05)
-    told = {(each["workflow_id"], each["limit"], each["budget"]) for each in found}
-    assert told == {("spend", 100, "tokens")}
+    receipts = {(each["workflow_id"], each["limit"], each["budget"]) for each in found}
+    assert receipts == {("spend", 100, "tokens")}
     labels = {"tenant": "acme", "workflow": "spend", "outcome": "budget_exhausted"}
     assert house.metric("stanchion_admission_decisions_total", **labels) == 2
     (entry,) = (await house.ask("GET", "/v1/admin/audit?action=tenant.put")).json["entries"]

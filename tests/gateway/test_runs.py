@@ -1093,13 +1093,19 @@ async def test_log_lines_of_a_request_carry_its_ids(
     ("method", "path", "body", "detail"),
     [
         ("GET", "/v1/runs?limit=many", None, "query: limit: expected integer, got string"),
-        ("GET", "/v1/runs?limit=0", None, "query: limit: expected integer >= 1"),
+        ("GET", "/v1/runs?limit=0", None, "query: limit: expected an integer of at least 1"),
         ("GET", "/v1/runs?nothing=1", None, "query: nothing: not a query parameter"),
         (
             "PUT",
             "/v1/admin/tenants/acme",
             {"max_concurrent_runs": "two"},
             "max_concurrent_runs: expected integer or null, got string",
+        ),
+        (
+            "PUT",
+            "/v1/admin/limits/llm",
+            {"topics": ["llm.*"], "rate_per_s": 0},
+            "rate_per_s: expected a number of at least 0.000001",
         ),
         (
             "POST",

@@ -27,6 +27,7 @@ from typing import Final, NoReturn
 import click
 
 from stanchion.cli.errors import CliError, Exit
+from stanchion.cli.text import sentence
 
 
 class LazyGroup(click.Group):
@@ -118,7 +119,7 @@ def _run(args: Sequence[str] | None) -> int:
         error.show()
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        _wrapped(error).show()
         return error.exit_code
     except click.Abort as aborted:
         # An interrupt has a cause; the answer "no" to a question has none.
@@ -132,6 +133,18 @@ def _run(args: Sequence[str] | None) -> int:
             raise
         return _not_written(error)
     return code if isinstance(code, int) else Exit.OK
+
+
+def _wrapped(error: click.ClickException) -> click.ClickException:
+    """The error of a wrong use, in lines that fit the terminal."""
+    said = error.format_message()
+    own = type(error).show not in {click.ClickException.show, click.UsageError.show}
+    if own or "\n" in said:
+        return error  # a help text, or a list of choices
+    text = sentence(f"Error: {said}", "  ").removeprefix("Error: ")
+    if isinstance(error, click.UsageError):
+        return click.UsageError(text, ctx=error.ctx)
+    return click.ClickException(text)
 
 
 _UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})

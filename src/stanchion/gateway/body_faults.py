@@ -11,6 +11,7 @@ import functools
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
+from decimal import Decimal
 from itertools import islice
 from typing import Any, Final, Never
 
@@ -235,6 +236,8 @@ TOO_DEEP: Final = f"nested more than {JSON_DEPTH_MAX} levels deep"
 _MESSAGE_CHARS_MAX: Final = 300
 
 
+_BOUND = re.compile(r"Expected `(int|float)` ([<>]=) (-?[0-9][0-9.e+-]*)")
+_BOUND_WORDS: Final = {"int": "an integer", "float": "a number"}
 _QUOTED = re.compile(r"`([^`]*)`")
 _JSON_WORDS: Final = {
     "int": "integer",
@@ -247,7 +250,17 @@ _JSON_WORDS: Final = {
 
 
 def _readable(message: str) -> str:
-    """The decoder's message, with the words of JSON: ``expected integer or null, got string``."""
+    """The decoder's message, with the words of JSON: ``expected integer or null, got string``.
+
+    A bound is in words, without an exponent: ``expected a number of at least 0.000001``.
+    """
+    message = _BOUND.sub(
+        lambda found: (
+            f"Expected {_BOUND_WORDS[found[1]]} of at"
+            f" {'least' if found[2] == '>=' else 'most'} {Decimal(found[3]):f}"
+        ),
+        message,
+    )
     message = _QUOTED.sub(
         lambda found: " or ".join(_JSON_WORDS.get(each, each) for each in found[1].split(" | ")),
         message,
