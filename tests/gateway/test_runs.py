@@ -158,11 +158,23 @@ async def test_a_batch_of_faulty_rows_is_answered_in_pieces(
     assert iteration - found_at >= 200
 
 
-async def test_a_batch_without_keys_or_rows_starts_nothing(house: House) -> None:
+async def test_a_row_without_a_key_is_refused_alone_if_the_request_has_none(house: House) -> None:
+    await house.start()
+    path, rows = "/v1/workflows/one-step/runs/batch", [{"key": "a"}, {}, {"key": "b"}]
+    answer = await house.ask("POST", path, {"runs": rows})
+    assert answer.status == 200, answer.body
+    results = answer.json["results"]
+    assert [each["status"] for each in results] == [200, 422, 200]
+    [fault] = results[1]["problem"]["errors"]
+    assert (fault["path"], "Idempotency-Key" in fault["message"]) == ("key", True)
+    keyed = await house.ask("POST", path, {"runs": rows}, headers=[("Idempotency-Key", "k")])
+    assert [each["status"] for each in keyed.json["results"]] == [200] * 3
+    assert keyed.json["results"][0] == results[0]
+
+
+async def test_a_batch_without_rows_or_with_a_wrong_key_starts_nothing(house: House) -> None:
     await house.start()
     path = "/v1/workflows/one-step/runs/batch"
-    keyless = await house.ask("POST", path, {"runs": [{"key": "a"}, {}]})
-    assert (keyless.status, keyless.json["errors"][0]["path"]) == (422, "runs[1].key")
     wrong: list[list[dict[str, int]]] = [[], [{}] * 1_001]
     for runs in wrong:
         headers = [("Idempotency-Key", "k")]

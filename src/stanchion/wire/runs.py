@@ -65,7 +65,8 @@ class BatchRow(StartRun, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    """The run's idempotency key. Without one it is the request's key, a slash and the index."""
+    """The run's idempotency key. Without one it is the request's key, a slash and the index; if the
+    request has none either, the row is refused."""
 
 
 BATCH_SIZE: Final = Meta(min_length=1, max_length=1000)

@@ -197,8 +197,11 @@ async def _started_batch(call: Call[RawBatch, NoQuery]) -> Reply | Refusal:
                 if refused.refusal.code is Code.MALFORMED_JSON:
                     raise
                 refusals[index] = refused.refusal
+                continue
+            key = _batch_key(call, index, row)
+            if key is None:
+                refusals[index] = _KEYLESS
             else:
-                key = _batch_key(call, index, row)
                 rows[index] = StartRow(row.input, row.labels, key, _queue_request(row))
     workflow_id = WorkflowId(call.params["workflow_id"])
     answers = await call.services.gate.start_many(
@@ -320,13 +323,13 @@ _ROWS_BYTES: Final = 4 * 1024
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-def _batch_key(call: Call[RawBatch, NoQuery], index: int, row: BatchRow) -> str:
-    """A row's idempotency key. Raises ``RequestRefused`` if it has none."""
-    if row.key is not None:
+def _batch_key(call: Call[RawBatch, NoQuery], index: int, row: BatchRow) -> str | None:
+    """A row's idempotency key, if it or the request has one.
+
+    Raises ``RequestRefused`` if that of the request is too long: it is not the fault of a row.
+    """
+    if row.key is not None or call.idempotency_key is None:
         return row.key
-    if call.idempotency_key is None:
-        wrong = "missing; give it, or send an Idempotency-Key for all rows without one"
-        raise RequestRefused(invalid_member(f"runs[{index}].key", wrong))
     key = f"{call.idempotency_key}/{index}"
     if len(key) > _KEY_CHARS_MAX:
         wrong = f"with the row's index it has {len(key)} characters; at most {_KEY_CHARS_MAX}"
@@ -334,6 +337,9 @@ def _batch_key(call: Call[RawBatch, NoQuery], index: int, row: BatchRow) -> str:
     return key
 
 
+_KEYLESS: Final = invalid_member(
+    "key", "missing; give it, or send an Idempotency-Key for all rows without one"
+)
 _PIECE_S: Final = 0.001
 """Work on the rows of a batch for this long, then let other requests have the event loop."""
 _KEY_CHARS_MAX: Final = 255
