@@ -63,12 +63,13 @@ _CHEAP = {
     "list_workflow_uses": "SCAN known",
     "read_keys": "SCAN asked VIRTUAL TABLE INDEX 1:",
     "read_known_runs": "SCAN asked VIRTUAL TABLE INDEX 1:",
+    "standings": "SCAN asked VIRTUAL TABLE INDEX 1:",
     "read_batch_facts": "SCAN asked VIRTUAL TABLE INDEX 1:, SEARCH runs, SEARCH jobs",
     **{f"begin_batch-{number}": "SCAN staged" for number in range(2, 12)},
     "begin_batch-10": "SCAN staged, USE TEMP B-TREE FOR GROUP BY",
 }
-"""The last row of a table or index, the rows of one page or one batch, the keys or runs that were
-asked for."""
+"""The last row of a table or index, the rows of one page or one batch, the keys, runs or tenants
+that were asked for."""
 
 
 def _statements() -> Iterator[tuple[str, str, str]]:

@@ -133,6 +133,7 @@ async def test_a_run_waits_without_a_slot_and_without_jobs(store: Store) -> None
     assert [run.id for run in listed.items] == [wanted.run.id]
     (standing,) = (await store.list_standings(seen_since=await store.now())).items
     assert (standing.active, standing.queued) == (1, 1)
+    assert await store.standings([ACME]) == (standing,)
     facts = await store.run_facts(wanted.run.id)
     assert facts is not None
     assert facts.place == QueuePlace(1, 5, "")

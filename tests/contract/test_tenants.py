@@ -164,3 +164,17 @@ async def test_tenants_are_listed_that_are_configured_or_were_seen(store: Store)
     assert [each.seen_at for each in found] == [now - 900, now - 100, now - 100, 0]
     with pytest.raises(BadCursor):
         await store.list_standings(seen_since=now, cursor="nonsense")
+
+
+async def test_the_standings_of_some_tenants_come_in_the_order_that_was_asked(store: Store) -> None:
+    config = Tenant(max_concurrent_runs=7)
+    await store.put_tenant(GLOBEX, config)
+    wanted = admission(await store.now())
+    await store.admit(wanted, within_ms=WITHIN_MS)
+    never = TenantId("never")
+    assert await store.standings([GLOBEX, never, ACME]) == (
+        TenantStanding(tenant=GLOBEX, config=config, active=0, seen_at=Instant(0)),
+        TenantStanding(tenant=never, config=None, active=0, seen_at=Instant(0)),
+        TenantStanding(tenant=ACME, config=None, active=1, seen_at=wanted.run.created_at),
+    )
+    assert await store.standings([]) == ()

@@ -6,14 +6,17 @@ import asyncio
 
 import pytest
 
-from stanchion.core.model import Risk, Topic
+from stanchion.core.budget import BudgetLimit, BudgetWindow
+from stanchion.core.model import Risk, TenantId, Topic
+from stanchion.core.queue_terms import OnFull
 from stanchion.core.retry import Fixed
 from stanchion.core.workflow import JobSpec, RetrySpec
-from stanchion.ports.records import ExpiredJob, JobLease, LostReason
+from stanchion.ports.records import ExpiredJob, JobLease, LostReason, Tenant
+from stanchion.services import reconciler, signals
 from stanchion.services.engine import Terms
 from tests.contract.tampering import tamper_memory
 from tests.services.faulty_locks import Fault
-from tests.services.stage import ACME, World, job, under_lease, virtual, workflow
+from tests.services.stage import ACME, GLOBEX, Replica, World, job, under_lease, virtual, workflow
 
 ONE = workflow("one", step=job("work"))
 KEPT_MS = 60_000
@@ -191,3 +194,63 @@ async def test_locks_are_probed_while_classes_are_closed_and_only_then(world: Wo
     await asyncio.sleep(300)
     assert not escalating.closes(Risk.STANDARD)
     assert await pings() == idle
+
+
+async def _fill(world: World, replica: Replica, tenant: TenantId, runs: int) -> None:
+    """One run has the slot and a budget, the others wait for it."""
+    await world.store.put_workflow(tenant, ONE)
+    budgets = {"tokens": BudgetLimit(9, BudgetWindow.TOTAL)}
+    config = Tenant(max_concurrent_runs=1, on_full=OnFull.QUEUE, budgets=budgets)
+    await world.store.put_tenant(tenant, config)
+    for _ in range(runs):
+        await world.start(replica, "one", tenant=tenant)
+
+
+@virtual
+async def test_a_replica_that_has_begun_again_measures_who_has_runs_or_budgets(
+    world: World,
+) -> None:
+    one = world.add()
+    await _fill(world, one, ACME, 3)
+    await _fill(world, one, GLOBEX, 1)
+    one.kill()
+    again = world.add()
+    await asyncio.sleep(1)
+    shown = {
+        tenant: (
+            again.metric("runs_active", tenant=tenant),
+            again.metric("queue_length", tenant=tenant),
+            again.metric("budget_limit", tenant=tenant, budget="tokens"),
+        )
+        for tenant in (ACME, GLOBEX)
+    }
+    assert shown == {ACME: (1, 2, 9), GLOBEX: (1, 0, 9)}
+    assert again.store.calls["list_standings"] == 1
+
+    # What another replica serves later is learned too, and costs no more.
+    initech = TenantId("initech")
+    await _fill(world, world.add(), initech, 2)
+    await asyncio.sleep(80)
+    assert again.metric("queue_length", tenant=initech) == 1
+    assert again.store.calls["list_standings"] == 2
+    assert again.store.calls["active_runs"] == again.store.calls["queued_runs"] == 0
+
+
+@virtual
+async def test_a_thousand_tenants_are_learned_at_a_time_and_those_with_queues_named_first(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler, "LEARNED_MAX", 2)
+    monkeypatch.setattr(signals, "TENANTS_MEASURED_MAX", 1)
+    one = world.add()
+    for tenant, runs in (("a", 1), ("b", 2), ("c", 1)):
+        await _fill(world, one, TenantId(tenant), runs)
+    one.kill()
+    again = world.add()
+    await asyncio.sleep(10)
+    assert again.store.calls["list_standings"] == 2
+    shown = [
+        again.services.registry.get_sample_value("stanchion_queue_length", {"tenant": tenant})
+        for tenant in "abc"
+    ]
+    assert shown == [None, 1, 0]

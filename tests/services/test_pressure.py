@@ -80,11 +80,13 @@ async def test_callers_of_a_store_that_is_away_are_counted(world: World) -> None
 async def test_those_who_ask_together_share_one_reading(world: World) -> None:
     one = world.add()
     await world.store.put_tenant(ACME, Tenant())
+    await asyncio.sleep(2)
+    before = one.store.calls["list_standings"]  # the tenants to be measured
     await asyncio.gather(*(one.services.overview.read() for _ in range(20)))
-    assert one.store.calls["list_standings"] == 1
+    assert one.store.calls["list_standings"] == before + 1
     await asyncio.sleep(2)
     await one.services.overview.read()
-    assert one.store.calls["list_standings"] == 2
+    assert one.store.calls["list_standings"] == before + 2
 
 
 @virtual

@@ -35,7 +35,7 @@ def test_a_day_on_sqlite_is_the_same_every_time() -> None:
     assert play(draw(1, "sqlite")).digest == _day(1).digest
 
 
-@pytest.mark.parametrize(("verb", "answer"), [("lease_jobs", ()), ("active_runs", 77)])
+@pytest.mark.parametrize(("verb", "answer"), [("lease_jobs", ()), ("outbox_size", 77)])
 def test_an_answer_that_only_sqlite_gives_is_found(
     verb: str, answer: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +75,6 @@ def test_an_answer_that_only_valkey_gives_is_found(
     async def wrong(*_arguments: object, **_named: object) -> object:
         return 77
 
-    monkeypatch.setattr(RedisStore, "active_runs", wrong)
+    monkeypatch.setattr(RedisStore, "outbox_size", wrong)
     verdict = play(draw(4, "replicas"), on_valkey)
-    assert any(said.startswith(f"{SAME}: active_runs") for said in verdict.broken), verdict.broken
+    assert any(said.startswith(f"{SAME}: outbox_size") for said in verdict.broken), verdict.broken

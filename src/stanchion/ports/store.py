@@ -513,6 +513,9 @@ class Tenants(Protocol):
     ) -> Page[TenantStanding]:
         """Tenants that are configured, use a slot or started a run since then, sorted by name."""
 
+    async def standings(self, tenants: Sequence[TenantId]) -> tuple[TenantStanding, ...]:
+        """The standings of these tenants, in this order, also of those that were never seen."""
+
 
 class Documents(Protocol):
     """Small named values with a revision: settings, keys, latches."""

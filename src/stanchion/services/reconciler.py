@@ -40,6 +40,7 @@ from stanchion.services.context import ReplicaContext
 from stanchion.services.escalation import EscalationService
 from stanchion.services.lock_audit import LockAudit
 from stanchion.services.log import OutageLogger, log_event
+from stanchion.services.pressure import SEEN_MS
 from stanchion.services.replicas import ReplicaView
 from stanchion.services.signals import EngineSignals
 
@@ -51,6 +52,10 @@ _AUDIT_EVERY: Final = 5
 _PURGE_EVERY: Final = 10
 _PURGES_MAX: Final = 100
 _NOTES_EVERY: Final = 10
+_GAUGE_EVERY: Final = 5
+_LEARN_EVERY: Final = 80
+"""In rounds: about once a minute."""
+LEARNED_MAX: Final = 1_000
 
 
 SLOTS_PART: Final = "slots"
@@ -85,6 +90,9 @@ class Reconciler:
         self.slots = SlotAuditor(context.store, clock=context.clock, signals=context.signals)
         self._lock_audit = lock_audit
         self._round = 0
+        self._learn_in = 1
+        """The round in which tenants are learned next, and after which of them."""
+        self._learned_to: str | None = None
         self._outage = OutageLogger("reconcile_failed", "reconcile_recovered")
 
     async def run(self) -> None:
@@ -183,15 +191,34 @@ class Reconciler:
             self._escalating.count(probes_ok=1)
 
     async def _gauge(self) -> None:
-        with suppress(BackendError):  # the bus is unavailable: its gauge keeps the last value
-            self._signals.pending(await self._bus.pending())
-        self._signals.waiting(await self._store.outbox_size())
-        queueing = self._signals.queueing()
-        if self._round % _AUDIT_EVERY == 0:
-            queueing = tenants = self._signals.tenants()
-            self._signals.active({each: await self._store.active_runs(each) for each in tenants})
-            self._signals.budgets({each: await self._store.budgets(each) for each in tenants})
-        self._signals.queued({each: await self._store.queued_runs(each) for each in queueing})
+        self._signals.outbox_rows(await self._store.outbox_size())
+        with suppress(BackendError):  # without a bus, the gauge keeps its last value
+            self._signals.bus_pending(await self._bus.pending())
+        if self._round >= self._learn_in:
+            await self._learn()
+        is_full = self._round % _GAUGE_EVERY == 1
+        tenants = self._signals.tenants() if is_full else self._signals.queueing()
+        standings = await self._store.standings(tenants) if tenants else ()
+        self._signals.queued({each.tenant: each.queued for each in standings})
+        if is_full:
+            self._signals.active({each.tenant: each.active for each in standings})
+            limited = [each.tenant for each in standings if each.config and each.config.budgets]
+            self._signals.budgets(
+                {each: await self._store.budgets(each) for each in self._signals.named(limited)}
+            )
+
+    async def _learn(self) -> None:
+        """Learn which tenants have runs or budgets, the next thousand tenants.
+
+        This process may have begun after their last start, or other replicas may have served them.
+        """
+        since = Instant(self._clock.now() - SEEN_MS)
+        page = await self._store.list_standings(
+            seen_since=since, cursor=self._learned_to, limit=LEARNED_MAX
+        )
+        self._signals.learn(page.items)
+        self._learned_to = page.cursor
+        self._learn_in = self._round + (_LEARN_EVERY if page.cursor is None else 1)
 
 
 class SlotReport(msgspec.Struct, frozen=True):

@@ -37,19 +37,21 @@ from stanchion.core.pressure import (
     last_minute,
 )
 from stanchion.ports.clock import Clock
-from stanchion.ports.records import RejectedCode, SettleMiss
+from stanchion.ports.records import RejectedCode, SettleMiss, TenantStanding
 from stanchion.services.lease_signals import LeaseErrors
 from stanchion.services.log import log_event
 
 OTHER: Final = "other"
 """The label of all tenants without one of their own, and of a tenant with this name."""
+NAMED_MAX: Final = 50
 UNNAMED_MAX: Final = 200
+TENANTS_MEASURED_MAX: Final = NAMED_MAX + UNNAMED_MAX
 
 
 class TenantLabels:
     """The label values of tenants and workflows. One for all metrics of a process."""
 
-    def __init__(self, limit: int = 50, *, workflows_max: int = 20) -> None:
+    def __init__(self, limit: int = NAMED_MAX, *, workflows_max: int = 20) -> None:
         self._limit = limit
         self._workflows_max = workflows_max
         self._workflows: dict[str, set[str]] = {}
@@ -424,13 +426,13 @@ class EngineSignals:
         )
         self._active = Gauge(
             "stanchion_runs_active",
-            "Unfinished runs that hold a slot, for the tenants seen by this process.",
+            "Unfinished runs that hold a slot.",
             ["tenant"],
             registry=registry,
         )
         self._queue_length = Gauge(
             "stanchion_queue_length",
-            "Runs that wait for a slot, for the tenants seen by this process.",
+            "Runs that wait for a slot.",
             ["tenant"],
             registry=registry,
         )
@@ -520,6 +522,24 @@ class EngineSignals:
         """The tenants whose active runs are measured, with labels of their own or as ``other``."""
         return tuple(TenantId(tenant) for tenant in self._labels.seen)
 
+    def named(self, tenants: Iterable[TenantId]) -> list[TenantId]:
+        """Those of the tenants that have labels of their own."""
+        return [each for each in tenants if self._labels.tenant(each) != OTHER]
+
+    def learn(self, standings: Iterable[TenantStanding]) -> None:
+        """Measure those of these tenants that have runs or budgets, as if they had been served.
+
+        Those with the most queued runs come first: labels are few.
+        """
+        busy = [
+            each
+            for each in standings
+            if each.queued or each.active or (each.config and each.config.budgets)
+        ]
+        busy.sort(key=lambda each: (-each.queued, -each.active, each.tenant))
+        for each in busy[:TENANTS_MEASURED_MAX]:
+            self._labels.tenant(each.tenant)
+
     def active(self, runs: Mapping[TenantId, int]) -> None:
         _set(self._active, self._labels, runs)
 
@@ -552,10 +572,10 @@ class EngineSignals:
                 self._budgets["reserved"].labels(label, name).set(each.reserved)
                 self._budgets["limit"].labels(label, name).set(each.limit)
 
-    def pending(self, calls: int) -> None:
+    def bus_pending(self, calls: int) -> None:
         self._pending.set(calls)
 
-    def waiting(self, rows: int) -> None:
+    def outbox_rows(self, rows: int) -> None:
         self._outbox.set(rows)
 
 

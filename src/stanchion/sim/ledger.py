@@ -91,7 +91,7 @@ _READS: Final = frozenset(
     {
         *("active_runs", "budgets", "document", "feed", "items_at", "job", "list_documents"),
         *("list_runs", "load", "lost_leases", "now", "outbox_size", "pool_uses", "queued_runs"),
-        *("ready_tenants", "ready_topics", "workflow"),
+        *("ready_tenants", "ready_topics", "workflow", "list_standings", "standings"),
     }
 )
 """Methods that change nothing. A defect that does is noticed at the next one that may."""

@@ -31,6 +31,7 @@ LOOKS: Final = frozenset(
         *("fire_timers", "take_outbox", "expire_jobs", "outbox_size", "active_runs", "document"),
         *("ready_topics", "audit_slots", "purge", "pending", "now", "ping", "tenant"),
         *("budgets", "list_documents", "lost_leases", "pool_uses", "queued_runs", "ready_tenants"),
+        *("list_standings", "standings"),
     }
 )
 """Polling methods, which mostly find nothing to do."""

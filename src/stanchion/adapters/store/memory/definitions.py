@@ -181,19 +181,23 @@ class MemoryTenants(MemoryPart):
     async def list_standings(
         self, *, seen_since: Instant, cursor: str | None = None, limit: int = 100
     ) -> Page[TenantStanding]:
-        standings = (
-            TenantStanding(
-                tenant=tenant,
-                config=account.config,
-                active=account.active,
-                queued=len(account.queue),
-                seen_at=account.seen_at,
-            )
-            for tenant, account in self._state.accounts.items()
-        )
+        standings = map(self._standing, [*self._state.accounts])
         listed = ((each.tenant, each) for each in standings if each.is_listed(seen_since))
         page = _by_name("tenants", listed, cursor, limit)
         return Page(tuple(each for _, each in page.items), page.cursor)
+
+    async def standings(self, tenants: Sequence[TenantId]) -> tuple[TenantStanding, ...]:
+        return tuple(map(self._standing, tenants))
+
+    def _standing(self, tenant: TenantId) -> TenantStanding:
+        account = self._state.peek(tenant)
+        return TenantStanding(
+            tenant=tenant,
+            config=account.config,
+            active=account.active,
+            queued=len(account.queue),
+            seen_at=account.seen_at,
+        )
 
 
 class MemoryDocuments(MemoryPart):

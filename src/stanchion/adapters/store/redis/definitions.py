@@ -340,6 +340,9 @@ class RedisTenants(Sharded):
             if cursor is None:
                 return Page(tuple(found))
 
+    async def standings(self, tenants: Sequence[TenantId]) -> tuple[TenantStanding, ...]:
+        return tuple(await self._standings(tenants, self._shards.client.deadline()))
+
     async def _standings(
         self, tenants: Sequence[TenantId], deadline: float
     ) -> list[TenantStanding]:

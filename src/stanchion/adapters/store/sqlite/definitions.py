@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from stanchion.adapters.cursor import read_cursor, write_cursor
@@ -9,7 +10,7 @@ from stanchion.adapters.outcomes import audit_of_config, audit_of_version
 from stanchion.adapters.sqlite.database import Database, Row
 from stanchion.adapters.store.sqlite.audit import add_audit
 from stanchion.adapters.store.sqlite.budgets import stored_tallies
-from stanchion.adapters.store.sqlite.codec import SQL, TENANT, VALUE, WORKFLOW, encode
+from stanchion.adapters.store.sqlite.codec import SQL, TENANT, VALUE, WORKFLOW, encode, encode_text
 from stanchion.adapters.store.sqlite.queue import promote
 from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import BudgetStanding, standing_of
@@ -187,17 +188,25 @@ def list_standings(
     """See ``ports.store.Tenants.list_standings``."""
     after = _after(_TENANTS, cursor)
     rows = db.every(SQL["list_standings"], after=after, since=seen_since, limit=limit + 1)
-    found = tuple(
-        TenantStanding(
-            tenant=TenantId(name),
-            config=None if config is None else TENANT.decode(config),
-            active=active or 0,
-            queued=queued or 0,
-            seen_at=Instant(seen_at or 0),
-        )
-        for name, config, active, queued, seen_at in rows[:limit]
+    return Page(tuple(map(_standing, rows[:limit])), _next(_TENANTS, rows, limit))
+
+
+def standings(db: Database, tenants: Sequence[TenantId]) -> tuple[TenantStanding, ...]:
+    """See ``ports.store.Tenants.standings``."""
+    rows = db.every(SQL["standings"], tenants=encode_text([*tenants]))
+    found = {row[0]: _standing(row) for row in rows}
+    return tuple(found[each] for each in tenants)
+
+
+def _standing(row: Row) -> TenantStanding:
+    name, config, active, queued, seen_at = row
+    return TenantStanding(
+        tenant=TenantId(name),
+        config=None if config is None else TENANT.decode(config),
+        active=active or 0,
+        queued=queued or 0,
+        seen_at=Instant(seen_at or 0),
     )
-    return Page(found, _next(_TENANTS, rows, limit))
 
 
 def document(db: Database, kind: str, name: str) -> Document | None:

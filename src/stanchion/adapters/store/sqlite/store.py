@@ -250,6 +250,7 @@ class SqliteStore:
     budgets = _reads(definitions.budgets_of)
     list_tenants = _reads(definitions.list_tenants)
     list_standings = _reads(definitions.list_standings)
+    standings = _reads(definitions.standings)
     document = _reads(definitions.document)
     put_document = _writes(definitions.put_document)
     list_documents = _reads(definitions.list_documents)

@@ -130,6 +130,13 @@ FROM picked
     LEFT JOIN tenants ON tenants.tenant = picked.tenant
     LEFT JOIN accounts ON accounts.tenant = picked.tenant
 
+-- name: standings
+-- Answers (tenant, config, active, queued, seen_at) of :tenants, a JSON array.
+SELECT asked.value, tenants.config, accounts.active, accounts.queued, accounts.seen_at
+FROM json_each(:tenants) AS asked
+    LEFT JOIN tenants ON tenants.tenant = asked.value
+    LEFT JOIN accounts ON accounts.tenant = asked.value
+
 -- name: read_document
 -- Answers (value, revision).
 SELECT value, revision FROM documents WHERE kind = :kind AND name = :name
