@@ -9,6 +9,7 @@ import pytest
 
 from stanchion.core.model import TenantId, WorkflowId
 from stanchion.core.pressure import TenantPressure
+from stanchion.core.queue_terms import OnFull
 from stanchion.ports.records import Tenant
 from stanchion.services import pressure as module
 from stanchion.services.gate_answers import GateFailed, GateFull
@@ -61,6 +62,26 @@ async def test_figures_of_all_replicas_are_added_and_a_missing_one_is_named(worl
     await asyncio.sleep(60)
     (_, calm) = sorted((await _tenants(one)).values(), key=lambda each: each.tenant)
     assert calm.figures.admitted == 0, "more than a minute ago"
+
+
+@virtual
+async def test_a_queued_run_counts_as_admitted_when_it_gets_its_slot(world: World) -> None:
+    one, two = world.add(), world.add()
+    await world.store.put_workflow(ACME, ONE)
+    await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=1, on_full=OnFull.QUEUE))
+    first = await world.start(one, "one")
+    second = await world.start(two, "one")
+    before = (await _tenants(one))[ACME].figures
+    await asyncio.sleep(65)
+    waiting = (await _tenants(one))[ACME]
+    assert (before.admitted, waiting.figures.admitted, waiting.queued) == (1, 0, 1)
+    await one.services.inbox.cancel(first, reason=None, actor="caller")
+    await asyncio.sleep(5)
+    assert (await world.run(second)).status == "running"
+    for replica in (one, two):
+        began = (await _tenants(replica))[ACME]
+        assert (began.figures.admitted, began.queued) == (1, 0)
+        assert sum(began.figures.waits) == 0, "no caller was answered"
 
 
 @virtual

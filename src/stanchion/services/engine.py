@@ -129,6 +129,9 @@ class Engine:
             tell=self._lease_signals,
             replica=replica,
         )
+        admission_signals = AdmissionSignals(
+            registry, labels=labels, errors=self._lease_signals.errors, clock=clock
+        )
         context = ReplicaContext(
             replica=replica,
             store=store,
@@ -141,6 +144,7 @@ class Engine:
                 clock,
                 labels=labels,
                 on_duplicate=self._duplicate,
+                on_promoted=admission_signals.figures.promoted,
                 on_finished=self._finished,
             ),
         )
@@ -185,9 +189,6 @@ class Engine:
         replicas.contribute(UNLOCKED_PART, lambda: history.unlocked_count)
         self._clock = clock
         self._stop_hearing = bus.listen(Bell.ESCALATION, self._hear)
-        admission_signals = AdmissionSignals(
-            registry, labels=labels, errors=self._lease_signals.errors, clock=clock
-        )
         gate = Gate(
             context,
             plans=plans,

@@ -201,13 +201,7 @@ class AdmissionFigures:
         ``count``: the number of equal answers.
         """
         now = self._clock.now()
-        number = now // WINDOW_MS
-        windows = self._windows.get(tenant)
-        if windows is None:
-            windows = self._begin(tenant)
-        if not windows or windows[-1].number != number:
-            windows.append(GateWindow(number, 0, 0, 0, [0] * len(WAIT_BOUNDS_MS)))
-        window = windows[-1]
+        window = self._window(tenant, now)
         if outcome == "admitted":
             window.admitted += count
         elif outcome in _AT_A_LIMIT:
@@ -233,11 +227,24 @@ class AdmissionFigures:
     def report(self) -> JsonValue:
         """The figures of the busiest tenants, for the summary of this replica."""
         found = self.read()
-        names = sorted(found, key=lambda each: (-sum(found[each].waits), each))[
+        names = sorted(found, key=lambda each: (-_answers(found[each]), each))[
             :_TENANTS_REPORTED_MAX
         ]
         figures: JsonValue = msgspec.to_builtins({name: found[name] for name in names})
         return figures
+
+    def promoted(self, tenant: TenantId) -> None:
+        """Count a queued run that got its slot as admitted. Its caller was answered before."""
+        self._window(tenant, self._clock.now()).admitted += 1
+
+    def _window(self, tenant: TenantId, now: Instant) -> GateWindow:
+        number = now // WINDOW_MS
+        windows = self._windows.get(tenant)
+        if windows is None:
+            windows = self._begin(tenant)
+        if not windows or windows[-1].number != number:
+            windows.append(GateWindow(number, 0, 0, 0, [0] * len(WAIT_BOUNDS_MS)))
+        return windows[-1]
 
     def _begin(self, tenant: TenantId) -> deque[GateWindow]:
         if len(self._windows) >= _TENANTS_COUNTED_MAX:
@@ -245,6 +252,10 @@ class AdmissionFigures:
             self._told.pop(gone, None)
         windows = self._windows[tenant] = deque(maxlen=MINUTE_WINDOWS)
         return windows
+
+
+def _answers(figures: GateFigures) -> int:
+    return sum(figures.waits) + figures.admitted
 
 
 _DECIDED: Final = frozenset({"queued", "replayed", "mismatch", "throttled"})
@@ -347,11 +358,13 @@ class EngineSignals:
         *,
         labels: TenantLabels,
         on_duplicate: Callable[[], None] = lambda: None,
+        on_promoted: Callable[[TenantId], None] = lambda _tenant: None,
         on_finished: Callable[[Run, Instant], None] = lambda _run, _at: None,
     ) -> None:
         self._clock = clock
         self._labels = labels
         self._on_duplicate = on_duplicate
+        self._on_promoted = on_promoted
         self._on_finished = on_finished
 
         def count(name: str, text: str) -> Counter:
@@ -545,6 +558,7 @@ class EngineSignals:
 
     def left_queue(self, run: Run) -> None:
         """Observe how long a promoted run has waited, as its first decision is committed."""
+        self._on_promoted(run.tenant)
         waited_ms = max(0, self._clock.now() - run.created_at)
         self._queue_wait.labels(self._labels.tenant(run.tenant)).observe(waited_ms / 1000)
 

@@ -394,6 +394,7 @@ class AdmissionRow(msgspec.Struct, frozen=True, kw_only=True):
     active: int
     queued: int
     admitted_1m: int
+    """With the queued runs that got their slots."""
     full_1m: int
     unavailable_1m: int
     wait_p95_ms: int | None
