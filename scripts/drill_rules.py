@@ -208,11 +208,14 @@ def firing(recording: Recording) -> dict[str, tuple[str, int]]:
     return seen
 
 
+_GROUPS: Final = tuple(f"stanchion-{each}" for each in ("objectives", "locks", "server", "tenants"))
+
+
 def _test_file(rules: Path, tests: Sequence[tuple[str, Recording, Sequence[str]]]) -> str:
     lines = [
         f"rule_files: [{rules}]",
         "evaluation_interval: 15s",
-        "group_eval_order: [stanchion-objectives, stanchion-locks, stanchion-server]",
+        f"group_eval_order: [{', '.join(_GROUPS)}]",
         "tests:",
     ]
     for name, recording, expected in tests:

@@ -218,6 +218,12 @@ ADMISSION: Final = Dashboard(
             "Of the present window. At 1 the next start is refused; runs may use more.",
         ),
         Panel(
+            "Ticks of schedules, by what became of them",
+            "ops",
+            (Query("{{outcome}}", _rate("schedule_ticks_total", "outcome", _TENANT)),),
+            "Refused, unavailable and late ones should have had a run.",
+        ),
+        Panel(
             "Requests shed, by limit",
             "ops",
             (Query("{{reason}}", _rate("http_shed_total", "reason")),),

@@ -15,16 +15,20 @@ from stanchion.core.model import Instant, RunId, WorkflowId
 from stanchion.core.schedule import (
     CAUGHT_UP_MAX,
     RUNS_MAX,
+    UNANSWERED,
     CatchUp,
+    MissedTick,
     Overlap,
     Schedule,
     ScheduleSpec,
     TickMark,
+    TickOutcome,
     TickPlan,
     TickRun,
     after_taken,
     decide_ticks,
     next_ticks,
+    outcome_of,
     schedule_faults,
     waiting_tick,
     with_held,
@@ -345,3 +349,22 @@ def test_a_tick_that_was_held_back_stays_so_if_it_is_tried_above_a_mark() -> Non
     changed = after_taken(held, Instant(2 * MINUTE), (7, MINUTE), Instant(3 * MINUTE))
     assert (changed.generation, changed.tried) == (8, 2 * MINUTE)
     assert plan(changed, 3).start == 2 * MINUTE
+
+
+def test_the_reason_of_a_missed_tick_has_a_class() -> None:
+    def classes(missed: tuple[MissedTick, ...]) -> list[TickOutcome]:
+        return [outcome_of(each) for each in missed]
+
+    assert classes(plan(schedule(), 1, BUSY).missed) == [TickOutcome.SKIPPED]
+    assert classes(plan(schedule(), 2.5).missed) == [TickOutcome.LATE]
+    assert classes(plan(schedule(every_s=3_600), 62).missed) == [TickOutcome.LATE]
+    once = plan(schedule(catch_up=CatchUp.ONE), 2.5)
+    assert classes(once.missed) == [TickOutcome.CAUGHT_UP]
+    many = plan(schedule(catch_up=CatchUp.ALL), CAUGHT_UP_MAX + 1)
+    assert classes(many.missed) == [TickOutcome.CAUGHT_UP]
+    held = with_held(schedule(overlap=Overlap.QUEUE), Instant(MINUTE))
+    assert classes(plan(held, 2, BUSY).missed) == [TickOutcome.SKIPPED]
+    changed = with_spec(held, held.spec, "a", Instant(MINUTE))
+    assert classes(changed.missed) == [TickOutcome.CHANGED]
+    told = [MissedTick(Instant(0), each) for each in (UNANSWERED, "the tenant was full: 2 runs")]
+    assert classes(tuple(told)) == [TickOutcome.UNAVAILABLE, TickOutcome.REFUSED]

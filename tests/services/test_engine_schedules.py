@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,7 @@ from stanchion.core.schedule import (
     Overlap,
     Schedule,
     ScheduleSpec,
+    TickOutcome,
     next_ticks,
     waiting_tick,
 )
@@ -109,6 +111,7 @@ async def test_a_tick_whose_try_had_no_answer_is_not_missed_if_it_has_a_run(worl
     first, second, third = (Instant(since + count * 60_000) for count in (1, 2, 3))
     assert [each.tick for each in schedule.runs] == [third, first]
     assert [each.tick for each in schedule.missed] == [second]
+    assert ticks(world.replicas[-1]) == {"started": 2, "late": 1}
     assert {each.run_id for each in schedule.runs} == set(await runs(world))
 
 
@@ -129,6 +132,7 @@ async def test_a_run_that_starts_after_its_tick_was_given_up_is_recorded(world: 
     assert schedule.missed == ()
     assert schedule.missed_total == 0
     assert [each.tick for each in schedule.runs].count(missed.tick) == 1
+    assert ticks(slow) == {"refused": 1, "started": len(schedule.runs)}
 
 
 @virtual
@@ -506,3 +510,46 @@ async def test_a_list_of_schedules_begins_after_a_name_and_ends_at_a_limit(world
     found = await one.services.schedules.list(ACME, after=(ACME, "a"), limit=2)
     assert [name for name, _ in found] == [(ACME, "b"), (ACME, "c")]
     assert await one.services.schedules.list(TenantId("other")) == []
+
+
+def ticks(*replicas: Replica) -> dict[str, float]:
+    """How many ticks ended in which way, by all replicas together."""
+    counted = {
+        str(outcome): sum(
+            each.metric("schedule_ticks_total", tenant=ACME, outcome=outcome) for each in replicas
+        )
+        for outcome in TickOutcome
+    }
+    return {outcome: count for outcome, count in counted.items() if count}
+
+
+@virtual
+async def test_every_tick_is_counted_once_by_what_became_of_it(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = world.add(), world.add()
+    await world.define(ONE)
+    schedule = await put(one)  # its first run never ends
+    await asyncio.sleep(60 * 3 + 5)
+    assert ticks(one, two) == {"started": 1, "skipped": 2}
+    logged = [line for line in caplog.records if line.getMessage() == "schedule_missed"]
+    second = datetime.fromtimestamp((schedule.since + 120_000) / 1_000, UTC)
+    assert logged[0].fields["tick"] == second.isoformat(timespec="milliseconds")[:-6] + "Z"  # type: ignore[attr-defined] # what it says
+    assert len(logged) == 2
+
+    await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=0))
+    await put(one, overlap=Overlap.ALLOW)
+    await asyncio.sleep(60 * 2 + 5)
+    assert ticks(one, two) == {"started": 1, "skipped": 2, "refused": 1}
+    await put(one, overlap=Overlap.ALLOW, jitter_s=1)
+    assert ticks(one, two) == {"started": 1, "skipped": 2, "refused": 2}
+    assert (await stored(world)).missed_total == 4
+
+
+@virtual
+async def test_the_counters_of_a_tenant_with_schedules_begin_at_zero(world: World) -> None:
+    one = world.add()
+    await world.define(ONE)
+    await put(one)
+    await asyncio.sleep(READ_S + 1)
+    assert one.metric("schedule_ticks_total", tenant=ACME, outcome="refused") == 0

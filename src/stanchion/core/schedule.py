@@ -138,6 +138,31 @@ class MissedTick(msgspec.Struct, frozen=True):
     reason: str
 
 
+class TickOutcome(StrEnum):
+    """What became of a tick, for counting."""
+
+    STARTED = "started"
+    SKIPPED = "skipped"
+    """The run of an earlier tick was unfinished."""
+    CAUGHT_UP = "caught_up"
+    """``catch_up`` left it to a newer one."""
+    CHANGED = "changed"
+    """The schedule was changed before it could start."""
+    LATE = "late"
+    """No replica tried it in time."""
+    REFUSED = "refused"
+    """Until the next one was due: the tenant was full or over its budget, or the input wrong."""
+    UNAVAILABLE = "unavailable"
+    """Until the next one was due, the gate gave no answer."""
+
+
+def outcome_of(missed: MissedTick) -> TickOutcome:
+    """The class of the reason of a missed tick."""
+    if missed.reason.startswith(_UNFINISHED):
+        return TickOutcome.SKIPPED
+    return _OUTCOMES.get(missed.reason, TickOutcome.REFUSED)
+
+
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule as it is stored."""
 
@@ -259,7 +284,7 @@ def waiting_tick(schedule: Schedule) -> MissedTick | None:
     if tick is None or schedule.spec.paused:
         return None
     if tick <= schedule.handled:
-        return MissedTick(tick, "the run of an earlier tick is unfinished")
+        return MissedTick(tick, _UNFINISHED)
     return MissedTick(tick, schedule.refusal or "its start is under way")
 
 
@@ -362,7 +387,7 @@ def decide_ticks(schedule: Schedule, now: Instant, jitter: float, busy: _Busy) -
     if first is None or busy is None or spec.overlap is Overlap.ALLOW:
         return TickPlan(start=first, missed=missed)
     if spec.overlap is Overlap.SKIP:
-        reason = f"the run of an earlier tick is unfinished: {busy}"
+        reason = f"{_UNFINISHED}: {busy}"
         return TickPlan(missed=(*missed, MissedTick(first, reason)))
     return TickPlan(hold=first, missed=missed, wake_at=Instant(now + _HOLD_MS))
 
@@ -402,7 +427,17 @@ _REASONS: Final = {
     CatchUp.ONE: "caught up by the newest tick",
     CatchUp.ALL: f"more than {CAUGHT_UP_MAX:,} ticks were due",
 }
+_UNFINISHED: Final = "the run of an earlier tick is unfinished"
 _CHANGED: Final = "the schedule was changed before it could start"
 _HELD: Final = "an earlier tick is held back already"
 _TAKEN: Final = "it, or a later tick, had a run that is not known here"
 _LATE: Final = "late by more than a minute"
+_OUTCOMES: Final = {
+    _HELD: TickOutcome.SKIPPED,
+    _CHANGED: TickOutcome.CHANGED,
+    _LATE: TickOutcome.LATE,
+    _REASONS[CatchUp.NONE]: TickOutcome.LATE,
+    _REASONS[CatchUp.ONE]: TickOutcome.CAUGHT_UP,
+    _REASONS[CatchUp.ALL]: TickOutcome.CAUGHT_UP,
+    UNANSWERED: TickOutcome.UNAVAILABLE,
+}

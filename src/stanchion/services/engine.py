@@ -240,7 +240,7 @@ class Engine:
                 store, clock=clock, figures=admission_signals.figures, replicas=replicas
             ),
             upgrades=Upgrades(store, replicas),
-            schedules=ScheduleService(backends, gate=gate, plans=plans, budget=work),
+            schedules=ScheduleService(context, gate=gate, plans=plans, budget=work),
         )
 
     async def run(self) -> None:

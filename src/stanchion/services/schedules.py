@@ -14,6 +14,7 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -28,13 +29,16 @@ from stanchion.core.schedule import (
     SCHEDULES_BYTES_MAX,
     SCHEDULES_MAX,
     UNANSWERED,
+    MissedTick,
     Overlap,
     Schedule,
     ScheduleSpec,
     TickMark,
+    TickOutcome,
     after_taken,
     decide_ticks,
     next_ticks,
+    outcome_of,
     schedule_faults,
     with_held,
     with_missed,
@@ -46,7 +50,7 @@ from stanchion.core.schedule import (
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import Document
-from stanchion.services.context import Backends
+from stanchion.services.context import ReplicaContext
 from stanchion.services.gate import Gate
 from stanchion.services.gate_answers import (
     GateFull,
@@ -104,11 +108,12 @@ class ScheduleService:
     """The schedules of all tenants, and the loop that starts their runs."""
 
     def __init__(
-        self, backends: Backends, *, gate: Gate, plans: Plans, budget: TenantWorkBudget
+        self, context: ReplicaContext, *, gate: Gate, plans: Plans, budget: TenantWorkBudget
     ) -> None:
-        self._store = backends.store
-        self._clock = backends.clock
-        self._bus = backends.bus
+        self._store = context.store
+        self._clock = context.clock
+        self._bus = context.bus
+        self._signals = context.signals
         self._gate = gate
         self._plans = plans
         self._budget = budget
@@ -341,15 +346,7 @@ class ScheduleService:
             if written is None:
                 return  # another replica was first; the next look reads it
             revision = written
-            for each in plan.missed[-MISSED_MAX:]:
-                log_event(
-                    logging.WARNING,
-                    "schedule_missed",
-                    tenant=name[0],
-                    schedule=name[1],
-                    tick=each.tick,
-                    reason=each.reason,
-                )
+            self._tell_missed(name, plan.missed)
         if plan.start is not None:
             await self._start(name, schedule, revision, plan.start)
             return
@@ -362,6 +359,20 @@ class ScheduleService:
             self._wake_at[name] = (revision, plan.wake_at)
         elif not plan.missed:
             self._wake_at[name] = (revision, _NEVER)
+
+    def _tell_missed(self, name: _Name, missed: Sequence[MissedTick]) -> None:
+        """Count missed ticks, the oldest first, and log the newest."""
+        for each in missed:
+            self._signals.tick(name[0], outcome_of(each))
+        for each in missed[-MISSED_MAX:]:
+            log_event(
+                logging.WARNING,
+                "schedule_missed",
+                tenant=name[0],
+                schedule=name[1],
+                tick=_time(each.tick),
+                reason=each.reason,
+            )
 
     async def _unfinished(self, schedule: Schedule, now: Instant) -> RunId | None:
         """An unfinished run of the schedule, if a tick is due that must not overlap it."""
@@ -410,12 +421,15 @@ class ScheduleService:
                 written = await self._write(name, with_run(schedule, tick, answer.run_id), revision)
                 if written is None:
                     await self._record(name, tick, answer.run_id)
+                else:
+                    self._signals.tick(tenant, TickOutcome.STARTED)
                 return
             if isinstance(answer, KeyMismatch):
                 # Mostly the document that was read is old: then this is not written.
                 self._read_at = None
-                now = self._clock.now()
-                await self._write(name, after_taken(schedule, tick, answer.mark, now), revision)
+                changed = after_taken(schedule, tick, answer.mark, self._clock.now())
+                if await self._write(name, changed, revision) is not None:
+                    self._tell_missed(name, [e for e in changed.missed if e not in schedule.missed])
                 return
             refusal = _refusal(answer)
         retry_at = Instant(self._clock.now() + RETRY_MS)
@@ -455,6 +469,7 @@ class ScheduleService:
                 return
             changed = with_run(schedule, tick, run_id)
             if await self._write(name, changed, found.revision) is not None:
+                self._signals.tick(name[0], TickOutcome.STARTED)
                 return
 
     async def _tried_run(self, name: _Name, schedule: Schedule) -> RunId | None:
@@ -479,6 +494,7 @@ class ScheduleService:
         self._sizes = {
             name: len(_SPEC_DECODER.decode(text).spec) for name, (text, _) in known.items()
         }
+        self._signals.scheduled({tenant for tenant, _ in known})
         self._trials = {name: trial for name, trial in self._trials.items() if name in known}
 
     async def _documents(self) -> dict[_Name, tuple[bytes, int]]:
@@ -543,6 +559,11 @@ class ScheduleService:
                 audit=entry,
             )
             if written is not None:
+                if old is not None:
+                    if new.runs != old.runs:  # the tick that was being tried has one
+                        self._signals.tick(name[0], TickOutcome.STARTED)
+                    gone = new.missed_total - old.missed_total  # at most the newest are listed
+                    self._tell_missed(name, [*reversed(new.missed[: max(gone, 0)])])
                 return new
         raise ScheduleConflict
 
@@ -574,6 +595,12 @@ _KEPT_FROM_MS: Final = 3_600_000
 _EXPRESSIONS_KEPT: Final = 1_000
 _NEVER: Final = Instant(2**62)
 """There is nothing to do before the schedule changes."""
+
+
+def _time(tick: Instant) -> str:
+    """A tick in a log line."""
+    at = datetime.fromtimestamp(tick // 1_000, UTC) + timedelta(milliseconds=tick % 1_000)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _key(schedule_id: str, generation: int, tick: Instant) -> str:

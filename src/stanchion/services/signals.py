@@ -36,6 +36,7 @@ from stanchion.core.pressure import (
     GateWindow,
     last_minute,
 )
+from stanchion.core.schedule import TickOutcome
 from stanchion.ports.clock import Clock
 from stanchion.ports.records import RejectedCode, SettleMiss, TenantStanding
 from stanchion.services.lease_signals import LeaseErrors
@@ -461,6 +462,12 @@ class EngineSignals:
             name: Gauge(f"stanchion_budget_{name}", says, ["tenant", "budget"], registry=registry)
             for name, says in _BUDGET_GAUGES.items()
         }
+        self._ticks = Counter(
+            "stanchion_schedule_ticks",
+            "Ticks of schedules, by what became of them.",
+            ["tenant", "outcome"],
+            registry=registry,
+        )
         self._bucket: Moment | None = None
         self._in_bucket = 0
 
@@ -585,6 +592,16 @@ class EngineSignals:
                 self._budgets["used"].labels(label, name).set(each.used)
                 self._budgets["reserved"].labels(label, name).set(each.reserved)
                 self._budgets["limit"].labels(label, name).set(each.limit)
+
+    def scheduled(self, tenants: Iterable[TenantId]) -> None:
+        """Begin the counters of tenants with schedules, so that the first missed tick is a rise."""
+        for tenant in tenants:
+            for outcome in TickOutcome:
+                self._ticks.labels(self._labels.tenant(tenant), str(outcome))
+
+    def tick(self, tenant: TenantId, outcome: TickOutcome) -> None:
+        """Count a tick of a schedule."""
+        self._ticks.labels(self._labels.tenant(tenant), str(outcome)).inc()
 
     def bus_pending(self, calls: int) -> None:
         self._pending.set(calls)
