@@ -113,7 +113,7 @@ async def test_a_token_takes_the_name_of_its_job_and_keeps_its_place(
 
 
 async def test_a_token_under_both_of_its_names_becomes_one(store: Store) -> None:
-    for tokens in (("later", "t", "job"), ("job", "t", "later")):
+    for tokens in (["later", "t", "job"], ["job", "t", "later"]):
         await store.release_tokens(_POOL, ["later", "t", "job"])
         await _take(store, *tokens)
         # One replica took it for the lease, and another, which renewed the lease, under its name.
