@@ -82,6 +82,7 @@ __all__ = [
     "nothing",
     "planned",
     "result_of",
+    "same_ids",
     "start",
     "workflow",
 ]
@@ -155,6 +156,11 @@ STRANGE_VALUES: Final[tuple[JsonValue, ...]] = (
 def assert_same(found: JsonValue, expected: JsonValue) -> None:
     """Equal, and of the same kinds: to Python ``1 == 1.0 == True``."""
     assert repr(found) == repr(expected)
+
+
+def same_ids(seed: int) -> None:
+    """Make the ids and nonces that follow those of this seed."""
+    _chance.seed(seed)
 
 
 def nonce() -> str:

@@ -36,6 +36,7 @@ from stanchion.adapters.store.memory.state import (
     RunPlaces,
     TimesInTurn,
 )
+from stanchion.adapters.store.sqlite import file as sqlite_file
 from stanchion.core import admission, budget, escalation, lease, rerun, schedule
 from stanchion.core import why as why_module
 from stanchion.core.admission import Admitted, KeyRecord, Rate, Replayed, Verdict
@@ -134,6 +135,18 @@ def _one_line_for_all() -> Iterator[None]:
     put = _patched(TimesInTurn, "put", _put_into_one_line)
     with put(), _patched(TimesInTurn, "remove", _remove_from_one_line)():
         yield
+
+
+# ── Batches ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _timer_of_written_run() -> str:
+    """The triggers of SQLite, of which that of a timer reads the tenant from the row of its run."""
+    text = sqlite_file._TOGETHER  # noqa: SLF001 - the triggers as they are, but for one
+    given = "NEW.tenant, NEW.step_id, NEW.key, NEW.due, NEW.timer\n        WHERE"
+    assert given in text
+    read = "tenant, NEW.step_id, NEW.key, NEW.due, NEW.timer FROM runs WHERE run = NEW.run AND"
+    return text.replace(given, read)
 
 
 # ── The queue ────────────────────────────────────────────────────────────────────────────────────
@@ -1092,6 +1105,12 @@ ALL: Final = (
         name="timers-by-time-alone",
         says="the timers of one tenant fire before those of others that are due later",
         applied=_one_line_for_all,
+    ),
+    Mutant(
+        name="timer-of-written-run",
+        profile="sqlite",
+        says="a timer is dropped if the row of its run is written later in the same batch",
+        applied=_patched(sqlite_file, "_TOGETHER", _timer_of_written_run()),
     ),
     Mutant(
         name="retry-without-budget",

@@ -82,6 +82,7 @@ FOUND_ON = {
     "purged-early": (5, "only old runs are removed"),
     "rate-ignored": (6, "single jobs within their rate"),
     "timers-by-time-alone": (16, "tenants take turns"),
+    "timer-of-written-run": (8, "calls together are as one by one"),
     "retry-without-budget": (0, "retries within budget"),
 }
 """A day on which each was found out, and by which statement. Days change when services do."""

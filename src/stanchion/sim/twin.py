@@ -3,7 +3,8 @@
 Every command is executed by both, in the same step and at the same time of the same clock.
 Replicas get the answers of the real store, the lead. The memory store must give the same ones; the
 ledger compares its state. The lead is SQLite, whose threads are replaced by calls, each a
-transaction of its own; the tests have one on a Valkey server (``tests/sim/valkey.py``).
+transaction of its own, and repeated in batches (``sim.batches``); the tests have one on a Valkey
+server (``tests/sim/valkey.py``).
 
 Which of the ready jobs are leased is up to a store, within its promises: the memory store leases
 those that the lead has leased, and compares them with what it has ready. Cursors are a store's own.
@@ -11,22 +12,17 @@ those that the lead has leased, and compares them with what it has ready. Cursor
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 import msgspec
 
-from stanchion.adapters.sqlite.database import Database
-from stanchion.adapters.sqlite.opening import MEMORY
-from stanchion.adapters.sqlite.thread import ThreadCall, WorkerThread, write_together
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.store.sqlite import SqliteStore
-from stanchion.adapters.store.sqlite.file import open_writer
 from stanchion.core.model import Instant, TenantId, Topic
 from stanchion.core.queue import PROMOTED_AT_ONCE_MAX
-from stanchion.core.why import RunFacts
+from stanchion.core.why import OpenJob, RunFacts
 from stanchion.ports.clock import Clock
 from stanchion.ports.records import (
     FeedEntry,
@@ -39,11 +35,10 @@ from stanchion.ports.records import (
     Page,
     SlotAudit,
 )
+from stanchion.sim.batches import SqlitePair
 from stanchion.sim.servers import SimStore
 
-_Answer = TypeVar("_Answer")
 _Compare = Callable[[str | None], None]
-_DAY_MS: Final = 86_400_000
 _ALONE: Final = frozenset({"open", "close", "ping", "prepare_admissions"})
 """Methods of a store that are no commands."""
 _CURSORS: Final = frozenset({"cursor", "after"})
@@ -57,42 +52,14 @@ _FIRED: Final = "timer:"
 _SHOWN: Final = 300
 
 
-class InlineThread:
-    """A database whose calls are served at once, each in a transaction of its own."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def call(self, act: Callable[[Database], _Answer], **_wait: float) -> _Answer:
-        """Run ``act``; returns its result at once, whatever ``wait_s`` is."""
-        call = ThreadCall(act, asyncio.get_running_loop())
-        write_together(self._database, [call])
-        call.settle()
-        answer: _Answer = call.future.result()
-        return answer
-
-
-def sqlite_lead(clock: Clock) -> SqliteStore:
-    """A SQLite store in memory, whose methods never wait."""
-    thread = cast("WorkerThread[Database]", InlineThread(open_writer(MEMORY, clock)))
-    return SqliteStore(
-        path=MEMORY,
-        writer=thread,
-        reader=thread,
-        clock=clock,
-        key_ttl_ms=_DAY_MS,
-        audit_ttl_ms=90 * _DAY_MS,
-        timeout_s=2.0,
-    )
-
-
 class TwinStore(SimStore):
     """A real store that leads, and a memory store that must answer the same."""
 
-    def __init__(self, clock: Clock, lead: Callable[[Clock], object] = sqlite_lead) -> None:
+    def __init__(self, clock: Clock, lead: Callable[[Clock], object] = SqlitePair) -> None:
         super().__init__(clock)
         self._state.promoted_at_once_max = PROMOTED_AT_ONCE_MAX
-        leading = lead(clock)
+        self.lead = lead(clock)
+        """The real store."""
         self._is_following = False
         """Whether the memory store executes a command, for which it may call others."""
         self.compare: _Compare = lambda _difference: None
@@ -112,7 +79,7 @@ class TwinStore(SimStore):
         for verb, method in vars(SqliteStore).items():
             if callable(method) and not verb.startswith("_") and verb not in _ALONE:
                 follow = getattr(self, verb)
-                vars(self)[verb] = self._both(verb, getattr(leading, verb), follow, led.get(verb))
+                vars(self)[verb] = self._both(verb, getattr(self.lead, verb), follow, led.get(verb))
 
     def _both(
         self,
@@ -259,10 +226,16 @@ def _comparable(verb: str, answer: object) -> object:
         return [_plain(msgspec.structs.replace(each, position="")) for each in answer]
     if isinstance(answer, RunFacts):
         letters = sorted(answer.letters, key=lambda each: (each.at, each.id))
-        return _plain(msgspec.structs.replace(answer, letters=tuple(letters)))
+        found = tuple(map(_without_place, answer.jobs))
+        return _plain(msgspec.structs.replace(answer, letters=tuple(letters), jobs=found))
     if verb in _UNORDERED and isinstance(answer, Collection):
         return sorted(map(repr, answer))
     return _plain(answer)
+
+
+def _without_place(job: OpenJob) -> OpenJob:
+    """A job without its place, if its lease expired: one step puts several back in any order."""
+    return msgspec.structs.replace(job, ahead=None) if job.deliveries else job
 
 
 def _in_some_order(inbox: Iterable[InboxEntry]) -> Iterator[InboxEntry]:

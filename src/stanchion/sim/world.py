@@ -26,6 +26,7 @@ from stanchion.core.topic_limits import TopicLimit
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import Tenant
 from stanchion.services.engine import Terms
+from stanchion.sim.batches import SqlitePair
 from stanchion.sim.budget_ledger import BudgetLedger
 from stanchion.sim.bus import BusServer
 from stanchion.sim.ending import check_end, check_looked_after, is_escalated, tell_unfinished
@@ -155,6 +156,8 @@ class World:
         self.store = StoreServer(LoopClock(), TwinStore if is_twin else mutant.store)
         if isinstance(self.store.real, TwinStore):
             self.store.real.compare = self._compare_twins
+            if isinstance(self.store.real.lead, SqlitePair):
+                self.store.real.lead.compare = self._compare_batch
         self.locks = LockServer(LoopClock(), mutant.locks)
         self.bus = (
             None
@@ -211,6 +214,10 @@ class World:
     def _compare_twins(self, difference: str | None) -> None:
         said = () if difference is None else (difference,)
         self.history.check("both stores answer the same", said)
+
+    def _compare_batch(self, difference: str | None) -> None:
+        said = () if difference is None else (difference,)
+        self.history.check("calls together are as one by one", said)
 
     # ── Who there is ─────────────────────────────────────────────────────────────────────────────
 
