@@ -62,7 +62,7 @@ from tests.contract.builders import (
     same_ids,
 )
 
-STORIES: Final = 40
+STORIES: Final = 20
 CALLS: Final = 250
 PLANS: Final = (ONE_JOB, TWO_JOBS, SIDE_BY_SIDE, BOUNDED, DELAY, APPROVAL, FOR_EACH)
 FREE, FULL = TenantId("free"), TenantId("full")
