@@ -86,10 +86,13 @@ async def test_a_late_result_is_offered_for_two_terms_more_and_then_given_up(sta
         assert stage.clock.moment() in range(180_000, 183_000)
 
 
+@pytest.mark.parametrize("fault", [Fault.AWAY, Fault.HANG])
 @on_stage
-async def test_a_result_that_was_not_taken_when_a_worker_leaves_is_told(stage: Stage) -> None:
+async def test_a_result_that_was_not_taken_when_a_worker_leaves_is_told(
+    stage: Stage, fault: Fault
+) -> None:
     _quick(stage, 1)
-    stage.ledger.always("results", Fault.AWAY)
+    stage.ledger.always("results", fault)
     async with stage.working(drain_s=1) as running:
         await stage.ledger.until(lambda: bool(stage.ledger.asked["results"]))
         stage.app.stop()

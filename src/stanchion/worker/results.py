@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Final, assert_never, cast
 
 import msgspec
@@ -194,7 +195,7 @@ class Reporter:
         self._on_refused = on_refused
         self._on_settled = on_settled
         self._waiting: dict[str, _Report] = {}
-        self._flights: set[asyncio.Task[None]] = set()
+        self._flights: dict[asyncio.Task[None], list[_Report]] = {}
         self._flying = 0
         self._failures = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -220,10 +221,12 @@ class Reporter:
         """Give up what is not settled."""
         if self._timer is not None:
             self._timer.cancel()
-        for flight in self._flights:
+        flights = dict(self._flights)
+        for flight in flights:
             flight.cancel()
-        await asyncio.gather(*self._flights, return_exceptions=True)
-        for report in tuple(self._waiting.values()):
+        await asyncio.gather(*flights, return_exceptions=True)
+        unanswered = [batch for flight, batch in flights.items() if flight.cancelled()]
+        for report in (*chain.from_iterable(unanswered), *self._waiting.values()):
             self._drop(report, "the worker was stopped")
         self._waiting.clear()
 
@@ -249,11 +252,11 @@ class Reporter:
             self._flying += len(batch)
             loop = asyncio.get_running_loop()
             flight = loop.create_task(self._fly(batch), name="results")
-            self._flights.add(flight)
+            self._flights[flight] = batch
             flight.add_done_callback(self._landed)
 
     def _landed(self, flight: asyncio.Task[None]) -> None:
-        self._flights.discard(flight)
+        self._flights.pop(flight, None)
         if not flight.cancelled():
             flight.result()  # Raise bugs instead of hiding them.
         if self._waiting:
