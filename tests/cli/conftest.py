@@ -45,6 +45,7 @@ def cli(server: Script, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
         if name.startswith("STANCHION_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("STANCHION_URL", server.url)
+    monkeypatch.setattr("stanchion.cli.runs._APART_S", 0)  # the script answers at once
 
     def run(*args: str) -> Outcome:
         capsys.readouterr()

@@ -82,6 +82,17 @@ def test_a_server_that_goes_away_takes_only_the_view_with_it(cli: Cli, server: S
     assert "the run goes on; to see it again: stanchion run watch 07-01h" in outcome.err
 
 
+def test_a_server_that_drains_and_answers_at_once_is_not_asked_in_a_loop(
+    cli: Cli, server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("stanchion.cli.runs._APART_S", 60)
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    server.says(*[view(RunStatus.RUNNING)] * 3, view(RunStatus.SUCCEEDED))
+    assert cli("run", "watch", "07-01h").code == Exit.OK
+    assert [round(pause, -1) for pause in pauses] == [60, 60]
+
+
 def test_a_run_that_is_not_there_does_not_go_on(cli: Cli, server: Script) -> None:
     server.says(problem(404, "not_found"))
     outcome = cli("run", "watch", "07-01h")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -348,6 +349,7 @@ def _views(session: Session, run_id: str) -> Iterator[_View]:
     hint, looks, still = None, 0, 0
     yield _View(run, hint)
     while run["status"] not in _FINISHED:
+        asked_at = time.monotonic()
         before, run = run, session.get(path, wait=_LOOK_S, wait_s=_LOOK_S)
         still = still + 1 if _statuses(run) == _statuses(before) else 0
         looks = looks + 1 if still else 0
@@ -356,8 +358,13 @@ def _views(session: Session, run_id: str) -> Iterator[_View]:
         elif not still:
             hint = None
         yield _View(run, hint)
+        if run["status"] not in _FINISHED:
+            # A server that drains answers without waiting.
+            time.sleep(max(0, asked_at + _APART_S - time.monotonic()))
 
 
+_APART_S: Final = 0.2
+"""How far apart requests for the same run are, at least."""
 _HINT_LOOKS: Final = 3
 """After every this many polls without a change, ask the server why the run does not go on."""
 
