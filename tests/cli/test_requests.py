@@ -16,6 +16,8 @@ from stanchion.cli import api
 from stanchion.cli.errors import Exit
 from stanchion.core.model import RunStatus, WorkflowSource
 from stanchion.core.rerun import RerunAction, RerunVersion
+from stanchion.transport.blocking import BlockingTransport
+from stanchion.transport.messages import Request
 from stanchion.wire import admin, runs
 from tests.cli.cases import AUDIT, BATCH, RUN, SCHEDULE
 from tests.cli.conftest import Cli
@@ -407,6 +409,23 @@ def test_a_run_that_fails_at_once_is_told_with_its_reason(
     seen = cli(*command, "research")
     assert (seen.code, seen.out) == (Exit.FAILED, "07-01h  failed\n")
     assert seen.err == ("the run has failed at once: plan: input: no such key (expression_error)\n")
+
+
+@pytest.mark.parametrize("words", [("start", "x"), ("batch", "x", BATCH), ("rerun", "07-01h")])
+def test_an_interrupt_names_the_key_under_which_a_run_may_have_been_started(
+    words: tuple[str, ...], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Request] = []
+
+    def send(_self: object, request: Request) -> None:
+        sent.append(request)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BlockingTransport, "send", send)
+    outcome = cli("run", *words)
+    assert outcome.code == Exit.INTERRUPTED
+    assert f"--idempotency-key {dict(sent[-1].headers)['Idempotency-Key']}" in outcome.err
+    assert "--idempotency-key" not in cli("run", *words, "--idempotency-key", "k").err
 
 
 @pytest.mark.parametrize(

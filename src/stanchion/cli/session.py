@@ -84,14 +84,20 @@ class Session:
     def create(self, path: str, body: object, key: str | None, *, what: str = "run") -> ApiAnswer:
         """Create a run, job or bulk action, with a random idempotency key if none is given.
 
-        After a lost response the error names that key: a retry with it creates no second run.
+        After a lost response the error names that key: a retry with it creates no second run. So
+        does a remark after an interrupt.
         """
         sent = random_key() if key is None else key
+        why = "it may have been started: to retry without starting another"
         try:
             answer = self.send("POST", path, body, key=sent)
         except CliError as error:
             if error.may_have_happened and key is None:
-                name_key(error, sent, "it may have been started: to retry without starting another")
+                name_key(error, sent, why)
+            raise
+        except KeyboardInterrupt:
+            if key is None:
+                self.note(key_hint(sent, why))
             raise
         if answer.is_replay:
             self.note(f"this key was used for the same request before: this is the same {what}")
@@ -286,9 +292,14 @@ def random_key() -> str:
     return os.urandom(16).hex()
 
 
+def key_hint(sent: str, why: str) -> str:
+    """What to add to a command that is repeated."""
+    return f"{why}, add --idempotency-key {sent}"
+
+
 def name_key(error: CliError, sent: str, why: str) -> None:
     """Add to an error the idempotency key that was generated: a retry needs it."""
-    fix = f"{why}, add --idempotency-key {sent}"
+    fix = key_hint(sent, why)
     error.fix = f"{error.fix}; {fix}" if error.fix else fix
     error.problem = (error.problem or {}) | {"idempotency_key": sent}
 

@@ -41,6 +41,7 @@ from stanchion.cli.session import (
     calls_server,
     input_option,
     json_of,
+    key_hint,
     key_option,
     limit_and_cursor,
     list_command,
@@ -157,13 +158,18 @@ def start_batch(session: Session, workflow_id: str, file: BinaryIO, key: str | N
     keyed = [row | _key_of(row, f"{shared}/{place}") for place, row in enumerate(rows)]
     path = path_to("workflows", workflow_id, "runs", "batch")
     results: list[dict[str, Any]] = []
+    why = "runs may have been started: to retry without starting others"
     try:
         while len(results) < len(keyed):
             some = _portion(keyed[len(results) : len(results) + _BATCH_MAX])
             results += session.create(path, {"runs": some}, shared).document["results"]
     except CliError as error:
         if key is None and (results or error.may_have_happened):
-            name_key(error, shared, "runs may have been started: to retry without starting others")
+            name_key(error, shared, why)
+        raise
+    except KeyboardInterrupt:
+        if key is None:
+            session.note(key_hint(shared, why))
         raise
     session.show({"results": results}, lambda answer: batch_lines(answer, lines))
     refused = sum(each["status"] not in _OK for each in results)
