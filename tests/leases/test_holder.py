@@ -346,6 +346,41 @@ async def test_whoever_is_cancelled_twice_leaves_no_ticket(bench: Bench) -> None
     assert await bench.turns.waiting(NAME) == 0
 
 
+@pytest.mark.parametrize("verb", ["acquire", "release"])
+@virtual
+async def test_leases_of_cancelled_holders_are_given_back_before_the_store_is_closed(
+    bench: Bench, verb: str
+) -> None:
+    if verb == "acquire":
+        bench.turns.script("acquire", Fault.LOST_REPLY)
+    else:
+        bench.turns.script("release", Fault.HANG)
+    bench.turns.script("release", Fault.SLOW)
+    holder = asyncio.create_task(bench.visit("a", bench.holder, wait_s=0))
+    await asyncio.sleep(0.1)
+    holder.cancel()
+    if verb == "release":
+        await asyncio.sleep(0.1)
+        holder.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holder
+    await bench.holder.close()
+    assert await bench.turns.calm.inspect(NAME) is None
+
+
+@virtual
+async def test_a_store_that_is_away_does_not_hold_up_the_close(bench: Bench) -> None:
+    bench.turns.script("acquire", Fault.LOST_REPLY)
+    bench.turns.always(Fault.HANG, "release")
+    holder = asyncio.create_task(bench.visit("a", bench.holder, wait_s=0))
+    await asyncio.sleep(0.1)
+    holder.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holder
+    await bench.holder.close()
+    assert bench.clock.moment() in range(1_000, 1_200)
+
+
 @virtual
 async def test_a_program_that_ends_while_it_joins_leaves_the_queue(bench: Bench) -> None:
     await bench.turns.calm.acquire(NAME, "another's", ttl_ms=TTL_MS, within_ms=10)

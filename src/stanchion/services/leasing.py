@@ -132,8 +132,9 @@ class Leasing:
         )
 
     async def close(self) -> None:
-        """Stop probing. Holds must have ended before."""
+        """Stop probing, after leases of cancelled holders are released. Holds must have ended."""
         if self.remote is not None:
+            await self.remote.renewer.close()
             await self.remote.health.close()
 
 

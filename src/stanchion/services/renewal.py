@@ -159,6 +159,11 @@ class Renewer:
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
+    async def close(self) -> None:
+        """Wait for releases in the background. Each of them ends in time."""
+        while self._releases:
+            await asyncio.wait(tuple(self._releases))
+
     def _pause_s(self, trust: Holding | Continuing) -> float:
         wake = trust.next_renewal_at
         if isinstance(trust, Holding):
@@ -336,8 +341,10 @@ class LockHealth:
             self._work()
 
     async def close(self) -> None:
-        """Stop the background task."""
+        """Stop the background task. If the store is available, it may finish within one call."""
         if self._task is not None:
+            if self.error is None:
+                await asyncio.wait({self._task}, timeout=CALL_MAX_S)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
