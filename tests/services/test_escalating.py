@@ -248,6 +248,27 @@ async def test_a_clear_that_a_replica_did_not_see_before_the_next_order_is_obeye
 
 
 @virtual
+async def test_a_clear_is_not_undone_by_the_announcement_of_a_look_under_way(fleet: Fleet) -> None:
+    cleared_by, other = fleet.add(), fleet.add()
+    await _latch(fleet)
+
+    class Slow:
+        """Another replica's operator clears while this one looks."""
+
+        async def document(self, kind: str, name: str) -> Document | None:
+            found = await fleet.store.document(kind, name)
+            if name == "latch":
+                other._documents = fleet.store  # noqa: SLF001 - the port is slow once
+                await cleared_by.order(Order.CLEAR, actor="reviewer")
+            return found
+
+    other._documents = Slow()  # type: ignore[assignment]  # noqa: SLF001 - all that it calls
+    await other.look()
+    await fleet.seconds(3)
+    assert fleet.levels() == ["normal", "normal"]
+
+
+@virtual
 async def test_a_latch_of_an_older_version_is_taken_over_and_can_be_cleared(fleet: Fleet) -> None:
     await fleet.store.put_document("escalation", "latch", {"replica": "old", "at": 1}, read=0)
     order: JsonValue = {"order": "clear", "actor": "reviewer", "at": 0, "number": 4}

@@ -93,6 +93,8 @@ class EscalationService:
         self._obeyed: int | None = None
         """The number of the last order; ``None`` before the store was first read."""
         self._level = Level.NORMAL
+        self._announced = Level.NORMAL
+        """The level that was announced last."""
         self.changed_at = clock.now()
         """When the level last changed here."""
         self._gauge = Gauge(
@@ -205,7 +207,10 @@ class EscalationService:
             await self._share()
         self._show()
         own = rules.announcement(self._state, self._clock.now())
-        if own.level is not Level.NORMAL:
+        if own.level is not Level.NORMAL or self._announced is not Level.NORMAL:
+            # Normal is announced once: otherwise what the others heard last would hold until it
+            # lapses, also if a clear came while that announcement was on its way.
+            self._announced = own.level
             await self._announce(own)
 
     def _observe(self, fallbacks: int = 0, duplicates: int = 0, probes_failed: int = 0) -> None:
