@@ -8,6 +8,7 @@ import threading
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from stanchion.adapters.system import ManualClock
 from stanchion.gateway import GatewayOptions
@@ -125,6 +126,24 @@ async def test_scrapes_at_once_are_answered_with_one_text_and_few_at_a_time() ->
         page.close()
     with pytest.raises(RequestRefused, match="shutting down"):
         await page.text()
+
+
+async def test_a_rendering_that_takes_more_than_a_second_is_an_answer_too() -> None:
+    clock, rendered = ManualClock(), 0
+
+    def render(_: Collector) -> bytes:
+        nonlocal rendered
+        rendered += 1
+        clock.advance(2 * CACHED_MS)
+        return b"text %d" % rendered
+
+    page = MetricsPage(CollectorRegistry(), clock, render=render)
+    async with asyncio.timeout(10):
+        assert await page.text() == b"text 1"
+        assert set(await asyncio.gather(*(page.text() for _ in range(WAITING_MAX)))) == {
+            b"text %d" % number for number in range(2, 2 + WAITING_MAX // ANSWERS_MAX)
+        }
+    page.close()
 
 
 async def test_metrics_need_an_operators_key_once_there_are_keys() -> None:

@@ -170,7 +170,10 @@ class MetricsPage:
         self._is_closed = False
 
     async def text(self) -> bytes:
-        """The metrics, at most a second old. Raises ``RequestRefused`` if too many scrapes wait."""
+        """The metrics, at most a second old, or rendered since this call.
+
+        Raises ``RequestRefused`` if too many scrapes wait.
+        """
         if self._waiting >= WAITING_MAX:
             detail = "too many scrapes are waiting for the metrics"
             raise RequestRefused(
@@ -185,14 +188,17 @@ class MetricsPage:
                 )
             )
         self._waiting += 1
+        came_at = self._clock.moment()
         try:
             while True:
                 age_ms = self._clock.moment() - self._rendered_at
-                if self._text is None or age_ms >= CACHED_MS:
-                    await asyncio.shield(self._begin())
-                elif self._answers_left:
+                # One that was made for this scrape is an answer, however long it took.
+                is_new = age_ms < CACHED_MS or self._rendered_at >= came_at
+                if self._text is not None and is_new and self._answers_left:
                     self._answers_left -= 1
                     return self._text
+                if self._text is None or age_ms >= CACHED_MS:
+                    await asyncio.shield(self._begin())
                 else:
                     await self._clock.sleep((CACHED_MS - age_ms) / 1000)
         finally:
