@@ -21,6 +21,7 @@ class Counted(MemoryStore):
     reads = 0
     lists = 0
     broken = False
+    takes_s = 0.001
 
     async def tenant(self, tenant: TenantId) -> Tenant:
         self.reads += 1
@@ -35,7 +36,7 @@ class Counted(MemoryStore):
         return await super().list_documents(kind, cursor=cursor, limit=limit)
 
     async def _travel(self) -> None:
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(self.takes_s)
         if self.broken:
             raise BackendUnavailable("away")
 
@@ -80,6 +81,19 @@ async def test_many_starts_at_once_read_once(stage: Stage) -> None:
     found = await asyncio.gather(*(stage.here.admission(ACME) for _ in range(100)))
     assert found == [LOCK] * 100
     assert (stage.store.lists, stage.store.reads) == (1, 1)
+
+
+@virtual
+async def test_many_starts_at_once_share_reads_also_if_the_store_is_slow(stage: Stage) -> None:
+    stage.store.takes_s = 2 * BELIEVED_MS / 1_000
+    began = stage.clock.moment()
+    tenants = [TenantId(f"tenant-{number}") for number in range(100)]
+    first = [asyncio.create_task(stage.here.admission(each)) for each in tenants]
+    await asyncio.sleep(0.01)
+    later = [asyncio.create_task(stage.here.admission(each)) for each in tenants]
+    assert await asyncio.gather(*first, *later) == [None] * 200
+    # Who comes while a read is under way waits for one that begins after it.
+    assert (stage.store.lists, stage.clock.moment() - began) == (2, 4 * BELIEVED_MS)
 
 
 @virtual

@@ -332,10 +332,13 @@ class TenantConfigs:
         return (await self._stored.tenant(tenant)).admission
 
     async def _believed(self, key: TenantId, read: Callable[[], Awaitable[_Value]]) -> _Value:
+        came_at = self._clock.moment()
         while True:
             known = self._known.get(key)
             now = self._clock.moment()
-            if known is not None and now - known[1] < BELIEVED_MS:
+            # A read that began after this call is new enough, however long it took: otherwise the
+            # callers that joined it would read one after the other while the store is slow.
+            if known is not None and (now - known[1] < BELIEVED_MS or known[1] >= came_at):
                 return cast("_Value", known[0])  # each key has its own kind of value
             if not self._reading.is_under_way(key):
                 return await self._read(key, read, now)
