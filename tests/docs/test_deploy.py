@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
+import socket
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import click
@@ -19,11 +21,15 @@ import pytest
 
 import stanchion
 from stanchion.cli.app import app
+from stanchion.drills.processes import free_port
 from tests.docs.terminal import PATIENCE_S, ROOT, Block, Terminal, blocks_of, ready_url, serving
 from tests.servers import NatsServer, Server, running_nats, running_server
 
 PAGE = ROOT / "docs" / "how-to" / "deploy.md"
-KINDS = ["server", "backup", "", "replica", "keys", "revoke", "upgrade", "scrape-key", "yaml"]
+KINDS = [
+    *("server", "backup", "", "replica", "two-install", "two-servers", "two-callers"),
+    *("keys", "revoke", "upgrade", "scrape-key", "yaml"),
+]
 ADMIN_KEY = "an-admin-key-of-our-own"
 WORKFLOW = 'id: echo\nsteps:\n  echo: {topic: echo, input: "${input}"}\n'
 WORKER = """
@@ -141,6 +147,49 @@ def test_replicas_share_runs_and_keys_and_drain_when_told(tmp_path: Path, replic
         for server in servers:
             server.send_signal(signal.SIGTERM)
         assert [server.wait(12) for server in servers] == [0, 0]
+
+
+def test_two_replicas_on_one_machine_go_on_when_one_is_killed(tmp_path: Path) -> None:
+    ports = {each: str(free_port()) for each in ("6379", "4222", "8420", "8421")}
+
+    def ours(line: str) -> str:
+        return re.sub("|".join(ports), lambda found: ports[found[0]], line)
+
+    shell = Terminal(tmp_path)
+    shell.type(block("two-install").lines[1])
+    valkey, nats, *replicas = map(ours, block("two-servers").lines)
+    export, listing = map(ours, block("two-callers").lines)
+    with ExitStack() as stack:
+        for name, line in (("valkey", valkey), ("nats", nats)):
+            stack.enter_context(shell.background(line, tmp_path / f"{name}.log"))
+        for port in (ports["6379"], ports["4222"]):
+            until_open(int(port))
+        logs = [tmp_path / "first.log", tmp_path / "second.log"]
+        servers = [
+            stack.enter_context(shell.background(line, log))
+            for line, log in zip(replicas, logs, strict=True)
+        ]
+        for server, log in zip(servers, logs, strict=True):
+            ready_url(server, log)
+        (tmp_path / "echo.yaml").write_text(WORKFLOW, encoding="utf-8")
+        shell.type(f"{export}; stanchion workflow apply echo.yaml")
+        ends = time.monotonic() + PATIENCE_S  # a replica reports itself within three seconds
+        while len(json.loads(shell.type(f"{export}; {listing} -o json"))["replicas"]) < len(
+            servers
+        ):
+            assert time.monotonic() < ends
+        servers[0].kill()
+        assert "running" in shell.type(f"{export}; stanchion run start echo")
+
+
+def until_open(port: int) -> None:
+    """Wait until a server listens at the port."""
+    ends = time.monotonic() + PATIENCE_S
+    while time.monotonic() < ends:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nothing listens at port {port}")
 
 
 def made_keys(operator: Terminal) -> dict[str, str]:
