@@ -29,6 +29,17 @@ def job(status: str, **more: object) -> Said:
     return Said({"status": status, "topic": "agent.plan", "worker_id": None, **more})
 
 
+def limited(step: str) -> Said:
+    """Why, if a limit holds back the job of one step."""
+    blocker = {"kind": "limit", "id": "llm"}
+    other = {"code": "job_ready", "step_id": "other", "blocked_by": {"kind": "job", "id": "j"}}
+    found = {"code": "topic_limited", "step_id": step, "blocked_by": blocker}
+    return Said({"findings": [found, other]})
+
+
+NO_FINDING = Said({"findings": []})
+
+
 @pytest.mark.parametrize(
     ("said", "waits"),
     [
@@ -46,18 +57,39 @@ def job(status: str, **more: object) -> Said:
 def test_a_step_with_a_job_says_whom_it_waits_for(
     said: Said, waits: str, cli: Cli, server: Script
 ) -> None:
-    server.says(waiting(), said)
+    server.says(waiting(), said, NO_FINDING)
     outcome = cli("run", "show", "07-01h")
     assert (outcome.code, outcome.err) == (Exit.OK, "")
     line = rf"^step-0  running  2        -      {re.escape(waits)} +-$"
     assert re.search(line, outcome.out, re.MULTILINE)
-    assert server.requests[-1].path == "/v1/jobs/07-01h:step-0@2"
+    assert server.requests[1].path == "/v1/jobs/07-01h:step-0@2"
+
+
+@pytest.mark.parametrize(
+    ("told", "waits"),
+    [
+        (limited("step-0"), ["topic limit llm", "a worker for agent.plan"]),
+        (limited("step-1"), ["a worker for agent.plan", "topic limit llm"]),
+        (problem(503, "store_unavailable"), ["a worker for agent.plan"] * 2),
+    ],
+)
+def test_a_job_that_a_topic_limit_holds_back_waits_for_the_limit(
+    told: Said, waits: list[str], cli: Cli, server: Script
+) -> None:
+    server.says(waiting(2), job("ready"), job("ready"), told)
+    rows = re.findall("^step-.*$", cli("run", "show", "07-01h").out, re.MULTILINE)
+    assert [wait in row for wait, row in zip(waits, rows, strict=True)] == [True, True], rows
+    asked = [request.path for request in server.requests[1:]]
+    assert asked == [
+        *(f"/v1/jobs/07-01h:step-{number}@2" for number in range(2)),
+        "/v1/runs/07-01h/why",
+    ]
 
 
 def test_no_more_than_ten_jobs_are_asked_for(cli: Cli, server: Script) -> None:
-    server.says(waiting(30), job("ready"))
+    server.says(waiting(30), *[job("ready")] * 10, NO_FINDING)
     outcome = cli("run", "show", "07-01h")
-    assert len(server.requests) == 1 + 10
+    assert len(server.requests) == 1 + 10 + 1
     assert outcome.out.count("a worker for agent.plan") == 10
 
 

@@ -95,5 +95,5 @@ def remedy(unfinished: UpgradeUnfinished) -> str:
         return f"upgrade or stop the older replicas: {names}"
     return (
         "this store was made by an older version, whose replicas do not report: when none is left,"
-        " run 'stanchion upgrade finish'"
+        " an admin runs 'stanchion upgrade finish'"
     )

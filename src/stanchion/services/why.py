@@ -358,8 +358,9 @@ class RunExplainer:
                 rule=f"escalation is {level} and closes {run.risk}",
                 since=self._escalating.changed_at,
                 seen_at=outage.seen_at,
-                remedy=f"{_RESTORE}, then let an operator end the order: stanchion escalation"
-                " clear; to go on without it: stanchion escalation set force_open",
+                remedy=f"{_RESTORE}, then an operator can clear it: stanchion escalation clear;"
+                " to go on without the lock store, an operator can open it:"
+                " stanchion escalation set force_open",
             )
         return None
 

@@ -555,14 +555,30 @@ def labels_of(texts: tuple[str, ...]) -> dict[str, str]:
 def _waits(session: Session, run: dict[str, Any]) -> dict[str, str]:
     """What the jobs of the first few steps wait for, by step."""
     waiting = [name for name, step in run["steps"].items() if step.get("waiting_for") == "job"]
-    found = {}
+    found, ready = {}, set()
     for name in waiting[:_WAITS_MAX]:
         job_id = f"{run['run_id']}:{name}@{run['steps'][name]['attempt']}"
         with suppress(CliError):  # the job may have ended since: the run is shown without it
-            wait = job_wait(session.get(path_to("jobs", job_id)))
+            job = session.get(path_to("jobs", job_id))
+            wait = job_wait(job)
             if wait is not None:
                 found[name] = wait
-    return found
+            if job["status"] == "ready":
+                ready.add(name)
+    return found | _limited(session, run["run_id"], ready)
+
+
+def _limited(session: Session, run_id: str, ready: set[str]) -> dict[str, str]:
+    """The topic limits that hold back ready jobs, by step: no worker can get those."""
+    if not ready:
+        return {}
+    with suppress(CliError):
+        return {
+            finding["step_id"]: f"topic limit {cell(finding['blocked_by']['id'])}"
+            for finding in session.get(path_to("runs", run_id, "why"))["findings"]
+            if finding["code"] == "topic_limited" and finding["step_id"] in ready
+        }
+    return {}
 
 
 def show_started(session: Session, answer: ApiAnswer, *, watch: bool = False) -> int:
