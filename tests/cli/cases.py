@@ -20,7 +20,13 @@ from stanchion.core.schedule import CatchUp, Overlap
 from stanchion.core.settings import Settings, settings_document, settings_json_schema
 from stanchion.core.why import WhyCode
 from stanchion.wire import admin, runs
-from stanchion.wire.schedules import MissedTickRow, ScheduleList, ScheduleRunRow, ScheduleView
+from stanchion.wire.schedules import (
+    DueTicksView,
+    MissedTickRow,
+    ScheduleList,
+    ScheduleRunRow,
+    ScheduleView,
+)
 
 __all__ = ["BATCH", "CASES", "DEFINITION", "RUN", "SETTINGS", "Case"]
 
@@ -249,6 +255,7 @@ SCHEDULE: Final = ScheduleView(
         ScheduleRunRow(AT, "07-00h"),
     ),
     waiting=MissedTickRow(LATER, "the run of an earlier tick is unfinished"),
+    due=DueTicksView(19, AT),
     missed=(MissedTickRow(AT, "the tenant was full: 2 runs"),),
     missed_total=3,
 )
@@ -443,6 +450,7 @@ CASES: Final = (
             "catch up  none",
             "labels    team:red",
             'input     {"n": 1}',
+            "due       19 ticks, the oldest 2026-11-15 19:00:00Z\n",
             "next      2026-11-16 19:00:00Z\n          2026-11-17 19:00:00Z\n",
             "          2026-11-20 19:00:00Z\n\n",
             "2026-11-15 19:00:07Z  trigger  failed      07-02h",

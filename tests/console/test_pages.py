@@ -19,7 +19,8 @@ from stanchion.charts import LineChart, Series
 from stanchion.console.live import AdmissionSample
 from stanchion.console.pages.fleet import ABSENT_AFTER, served_topics
 from stanchion.console.pages.overview import reporting
-from stanchion.core.model import Instant
+from stanchion.core.model import Instant, WorkflowId
+from stanchion.core.schedule import CatchUp, Schedule, ScheduleSpec
 from stanchion.drills.page import write_report
 from stanchion.drills.verdict import DrillResult, Promise, report_of
 from stanchion.wire.admin import ReplicaRow, WorkerRow
@@ -482,6 +483,29 @@ async def test_a_schedule_has_a_page_with_its_runs_and_is_changed_there(
     gone = await browser.post("/console/schedules/morning/delete", tenant="acme")
     assert gone.status == 303
     assert (await browser.get(here)).status == 404
+
+
+@in_one_loop
+async def test_ticks_that_are_caught_up_are_counted_with_the_oldest(
+    world: ConsoleHouse, browser: Browser
+) -> None:
+    services = world.house.services
+    # An unknown workflow: its ticks are tried, and stay due.
+    spec = ScheduleSpec(workflow_id=WorkflowId("none"), every_s=60, catch_up=CatchUp.ALL)
+    since = Instant(services.clock.now() - 20 * 60_000 - 30_000)
+    behind = Schedule(spec=spec, generation=1, since=since, handled=since)
+    document = msgspec.to_builtins(behind)
+    await services.store.put_document("schedule", "acme/behind", document, read=0)
+    path = "/v1/schedules/behind"
+    shown = (await world.house.ask("GET", path, key=ADMIN, tenant="acme")).json["due"]
+    assert shown["count"] == 20
+    assert datetime.fromisoformat(shown["oldest"]).timestamp() * 1_000 == since + 60_000
+    page = (await browser.get("/console/schedules/behind?tenant=acme")).body
+    assert b"20 ticks are due and have no run yet" in page
+    listed = await world.house.ask("GET", "/v1/schedules", key=ADMIN, tenant="acme")
+    (row,) = listed.json["schedules"]
+    assert row["due"] is None, "a list does not count"
+    await browser.post("/console/schedules/behind/delete", tenant="acme")
 
 
 @in_one_loop

@@ -17,6 +17,7 @@ from stanchion.core.schedule import (
     RUNS_MAX,
     UNANSWERED,
     CatchUp,
+    DueTicks,
     MissedTick,
     Overlap,
     Schedule,
@@ -27,6 +28,7 @@ from stanchion.core.schedule import (
     TickRun,
     after_taken,
     decide_ticks,
+    due_ticks,
     next_ticks,
     outcome_of,
     schedule_faults,
@@ -368,3 +370,20 @@ def test_the_reason_of_a_missed_tick_has_a_class() -> None:
     assert classes(changed.missed) == [TickOutcome.CHANGED]
     told = [MissedTick(Instant(0), each) for each in (UNANSWERED, "the tenant was full: 2 runs")]
     assert classes(tuple(told)) == [TickOutcome.UNAVAILABLE, TickOutcome.REFUSED]
+
+
+def test_what_is_due_is_counted_with_the_oldest() -> None:
+    def due(which: Schedule, minutes: float, jitter: float = 0.0) -> DueTicks | None:
+        return due_ticks(which, Instant(round(minutes * MINUTE)), jitter)
+
+    every = schedule(catch_up=CatchUp.ALL)
+    assert due(every, 0.9) is None
+    assert due(every, 5.5) == DueTicks(5, Instant(MINUTE))
+    assert due(after(every, plan(every, 5.5)), 5.5) == DueTicks(4, Instant(2 * MINUTE))
+    assert due(schedule(jitter_s=30), 1.2, 1.0) is None
+    assert due(schedule(jitter_s=30), 1.5, 1.0) == DueTicks(1, Instant(MINUTE))
+    assert due(schedule(paused=True), 5.5) is None
+    assert due(every, 10 * CAUGHT_UP_MAX) == DueTicks(CAUGHT_UP_MAX, Instant(MINUTE))
+    held = with_held(schedule(overlap=Overlap.QUEUE), Instant(2 * MINUTE))
+    assert due(held, 2.5) == DueTicks(1, Instant(2 * MINUTE))
+    assert due(held, 3.5) == DueTicks(2, Instant(2 * MINUTE))

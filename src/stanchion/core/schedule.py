@@ -288,6 +288,29 @@ def waiting_tick(schedule: Schedule) -> MissedTick | None:
     return MissedTick(tick, schedule.refusal or "its start is under way")
 
 
+class DueTicks(msgspec.Struct, frozen=True):
+    """Ticks that are due and have no run yet."""
+
+    count: int
+    """At most ``CAUGHT_UP_MAX`` of them are counted."""
+    oldest: Instant
+
+
+def due_ticks(schedule: Schedule, now: Instant, jitter: float) -> DueTicks | None:
+    """The ticks that are due and have no run yet, the waiting one among them; ``None`` of none.
+
+    ``jitter`` is the same as in ``decide_ticks``.
+    """
+    if schedule.spec.paused:
+        return None
+    last = now - _delay_ms(schedule, jitter)
+    ticks = itertools.islice(_ticks(schedule, schedule.handled), CAUGHT_UP_MAX)
+    due = list(itertools.takewhile(lambda tick: tick <= last, ticks))
+    if schedule.tried is not None and schedule.tried <= schedule.handled:
+        due.insert(0, schedule.tried)  # it is held back
+    return DueTicks(len(due), due[0]) if due else None
+
+
 def with_triggered(schedule: Schedule, at: Instant, run_id: RunId) -> Schedule:
     """The schedule after a run was started beside its ticks; the same one if it is listed."""
     if any(each.run_id == run_id for each in schedule.triggered):
@@ -367,7 +390,7 @@ def decide_ticks(schedule: Schedule, now: Instant, jitter: float, busy: _Busy) -
     spec = schedule.spec
     if spec.paused:
         return TickPlan()
-    delay_ms = round(spec.jitter_s * 1000 * jitter)
+    delay_ms = _delay_ms(schedule, jitter)
     due, following = _due(schedule, Instant(now - delay_ms))
     held = schedule.tried
     if spec.overlap is Overlap.QUEUE and held is not None and held <= schedule.handled:
@@ -390,6 +413,10 @@ def decide_ticks(schedule: Schedule, now: Instant, jitter: float, busy: _Busy) -
         reason = f"{_UNFINISHED}: {busy}"
         return TickPlan(missed=(*missed, MissedTick(first, reason)))
     return TickPlan(hold=first, missed=missed, wake_at=Instant(now + _HOLD_MS))
+
+
+def _delay_ms(schedule: Schedule, jitter: float) -> int:
+    return round(schedule.spec.jitter_s * 1000 * jitter)
 
 
 def _choose(

@@ -29,6 +29,7 @@ from stanchion.core.schedule import (
     SCHEDULES_BYTES_MAX,
     SCHEDULES_MAX,
     UNANSWERED,
+    DueTicks,
     MissedTick,
     Overlap,
     Schedule,
@@ -37,6 +38,7 @@ from stanchion.core.schedule import (
     TickOutcome,
     after_taken,
     decide_ticks,
+    due_ticks,
     next_ticks,
     outcome_of,
     schedule_faults,
@@ -247,6 +249,10 @@ class ScheduleService:
         after = max(Instant(self._clock.now() - delay_ms), schedule.handled)
         ticks = self._next_ticks(schedule, Instant(max(after, schedule.since)), count)
         return tuple(Instant(each + delay_ms) for each in ticks)
+
+    def due(self, name: _Name, schedule: Schedule) -> DueTicks | None:
+        """The ticks of a schedule that are due and have no run yet."""
+        return due_ticks(schedule, self._clock.now(), _fraction(name))
 
     def _next_ticks(self, schedule: Schedule, after: Instant, count: int) -> Sequence[Instant]:
         """The same as the function of the core. Ticks that are years apart are found once.

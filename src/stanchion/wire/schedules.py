@@ -55,6 +55,13 @@ class MissedTickRow(msgspec.Struct, frozen=True):
     reason: str
 
 
+class DueTicksView(msgspec.Struct, frozen=True):
+    """Ticks that are due and have no run yet. At most 1,000 are counted."""
+
+    count: int
+    oldest: datetime
+
+
 class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule, with what comes next and what happened."""
 
@@ -76,6 +83,9 @@ class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     """When its next five runs will start, with the jitter; none while it is paused."""
     waiting: MissedTickRow | None = None
     """A tick that is due and has no run yet: it is tried again, or held back."""
+    due: DueTicksView | None = None
+    """All ticks that are due and have no run yet, with the waiting one; `null` if there is none,
+    and in a list of schedules. With `catch_up: all` they start one after the other."""
     runs: tuple[ScheduleRunRow, ...]
     """The last runs, of ticks and triggered ones, newest first."""
     missed: tuple[MissedTickRow, ...]

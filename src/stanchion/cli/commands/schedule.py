@@ -239,10 +239,13 @@ def _status(run: Mapping[str, Any]) -> str:
 
 
 def _waiting_tick(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The tick that is due and has no run yet, and why."""
+    """The tick that is due and has no run yet, and why; and how many are."""
     waiting = row.get("waiting")
     if waiting is not None:
         yield "waiting", f"{clock(waiting['tick'])}: {cell(waiting['reason'])}"
+    due = row.get("due")
+    if due is not None and due["count"] > 1:
+        yield "due", f"{due['count']:,} ticks, the oldest {clock(due['oldest'])}"
 
 
 def _next_ticks(row: dict[str, Any]) -> Iterator[tuple[str, str]]:

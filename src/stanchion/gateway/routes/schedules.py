@@ -9,7 +9,7 @@ import msgspec
 
 from stanchion.core.limits import INPUT_BYTES_MAX
 from stanchion.core.model import RunId, TenantId, WorkflowId
-from stanchion.core.schedule import RUNS_MAX, Schedule, ScheduleSpec, waiting_tick
+from stanchion.core.schedule import RUNS_MAX, DueTicks, Schedule, ScheduleSpec, waiting_tick
 from stanchion.gateway.body import check_value, checked_labels
 from stanchion.gateway.problems import Refusal, invalid, not_found
 from stanchion.gateway.route import (
@@ -31,6 +31,7 @@ from stanchion.services.schedules import ScheduleConflict, TooManySchedules
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import QueuedAnswer, StartAnswer
 from stanchion.wire.schedules import (
+    DueTicksView,
     MissedTickRow,
     PutSchedule,
     ScheduleList,
@@ -181,7 +182,8 @@ async def trigger_schedule(call: Call[TriggerSchedule, NoQuery]) -> Reply | Refu
 async def _one(call: Call[Any, Any], schedule_id: str, stored: Schedule) -> ScheduleView:
     """A schedule with the statuses of its runs."""
     with call.state.work.measured(call.tenant):
-        view = _view(call, call.tenant, schedule_id, stored)
+        due = call.services.schedules.due((call.tenant, schedule_id), stored)
+        view = _view(call, call.tenant, schedule_id, stored, due)
     rows = []
     for row in view.runs:  # one after the other: the outputs of all of them may be large
         loaded = await call.services.store.load(RunId(row.run_id))
@@ -191,7 +193,11 @@ async def _one(call: Call[Any, Any], schedule_id: str, stored: Schedule) -> Sche
 
 
 def _view(
-    call: Call[Any, Any], tenant: TenantId, schedule_id: str, stored: Schedule
+    call: Call[Any, Any],
+    tenant: TenantId,
+    schedule_id: str,
+    stored: Schedule,
+    due: DueTicks | None = None,
 ) -> ScheduleView:
     following = call.services.schedules.next_starts((tenant, schedule_id), stored, _NEXT)
     waiting = waiting_tick(stored)
@@ -202,6 +208,7 @@ def _view(
         generation=stored.generation,
         next=tuple(map(when, following)),
         waiting=None if waiting is None else MissedTickRow(when(waiting.tick), waiting.reason),
+        due=None if due is None else DueTicksView(due.count, when(due.oldest)),
         runs=_runs(stored),
         missed=tuple(MissedTickRow(when(each.tick), each.reason) for each in stored.missed),
         missed_total=stored.missed_total,
@@ -219,5 +226,5 @@ def _runs(stored: Schedule) -> tuple[ScheduleRunRow, ...]:
 _shown = wire_view(
     ScheduleSpec,
     ScheduleView,
-    *("id", "tenant", "generation", "next", "waiting", "runs", "missed", "missed_total"),
+    *("id", "tenant", "generation", "next", "waiting", "due", "runs", "missed", "missed_total"),
 )
