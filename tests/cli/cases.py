@@ -520,6 +520,20 @@ CASES: Final = (
         says=("running      2", "max running  3"),
     ),
     Case(
+        args=("limit", "show", "llm"),
+        asks=("GET", "/v1/admin/limits/llm"),
+        answer=msgspec.structs.replace(LIMIT, per="tenant", tenant="acme"),
+        shape=admin.LimitView,
+        says=("running      2 of tenant acme",),
+    ),
+    Case(
+        args=("limit", "show", "llm"),
+        asks=("GET", "/v1/admin/limits/llm"),
+        answer=msgspec.structs.replace(LIMIT, per="tenant", running=None),
+        shape=admin.LimitView,
+        says=("running      of each tenant: name one with --tenant",),
+    ),
+    Case(
         args=("limit", "set", "llm", "--topic", "llm.*", "--topic", "embed", "--max-running", "3"),
         asks=("PUT", "/v1/admin/limits/llm"),
         body={"topics": ["llm.*", "embed"], "per": "tenant", "max_running": 3, "rate_per_s": 7.5},

@@ -47,6 +47,7 @@ async def test_a_limit_is_stored_shown_listed_and_deleted(house: House) -> None:
         "per": "deployment",
         "max_running": 2,
         "rate_per_s": None,
+        "tenant": None,
         "running": 0,
         "retry_after_ms": None,
     }
@@ -102,6 +103,34 @@ async def test_a_job_behind_a_limit_says_so(house: House) -> None:
     await house.ask("POST", "/v1/worker/results", {"worker_id": "w", "results": [done]})
     assert (await house.ask("GET", "/v1/admin/limits/llm")).json["running"] == 0
     assert len((await house.ask("POST", "/v1/worker/lease", asked)).json["jobs"]) == 1
+
+
+async def test_a_limit_of_each_tenant_shows_the_use_of_the_tenant_that_is_named(
+    house: House,
+) -> None:
+    path, steps = "/v1/admin/limits/each", {"steps": {"a": {"topic": "llm.chat"}}}
+    limit = {"topics": ["llm.*"], "per": "tenant", "max_running": 1, "rate_per_s": 50}
+    await house.ask("PUT", path, limit)
+    await house.ask("PUT", "/v1/workflows/one", steps, tenant="acme")
+    runs = {
+        (await house.ask("POST", "/v1/workflows/one/runs", {}, tenant="acme")).json["run_id"]
+        for _ in "ab"
+    }
+    asked = {"worker_id": "w", "topics": ["llm.chat"], "max_jobs": 5}
+    (job,) = (await house.ask("POST", "/v1/worker/lease", asked)).json["jobs"]
+    (waiting,) = runs - {job["run_id"]}
+    (found,) = (await house.ask("GET", f"/v1/runs/{waiting}/why", tenant="acme")).json["findings"]
+    assert found["remedy"].endswith("its use: stanchion limit show each --tenant acme")
+
+    async def shown(tenant: str | None) -> tuple[object, ...]:
+        one = (await house.ask("GET", path, tenant=tenant)).json
+        (row,) = (await house.ask("GET", "/v1/admin/limits", tenant=tenant)).json["limits"]
+        assert row == one
+        return one["tenant"], one["running"], one["retry_after_ms"]
+
+    assert await shown("acme") == ("acme", 1, 0)
+    assert await shown("globex") == ("globex", 0, 0)
+    assert await shown(None) == (None, None, None)
 
 
 # ── Tenants ──────────────────────────────────────────────────────────────────────────────────────

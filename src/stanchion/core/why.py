@@ -29,6 +29,7 @@ from stanchion.core.model import (
     RunStatus,
     Step,
     StepId,
+    TenantId,
     Topic,
 )
 from stanchion.core.queue import QUEUE_TIMER, QueuePlace
@@ -191,6 +192,8 @@ class ReachedLimit(msgspec.Struct, frozen=True):
     seen_at: Instant
     until: Instant | None = None
     """When it has room again: known of a rate, not of jobs that are leased."""
+    tenant: TenantId | None = None
+    """Whose, if each tenant has it for itself."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
@@ -586,6 +589,7 @@ def _job(
         case WhyCode.TOPIC_LIMITED:
             assert limit is not None
             option = "--max-running" if limit.until is None else "--rate-per-s"
+            whose = "" if limit.tenant is None else f" --tenant {limit.tenant}"
             return changed(
                 base,
                 detail=f"limit '{limit.id}' holds back the job of {place}: {limit.rule};"
@@ -596,7 +600,7 @@ def _job(
                 ),
                 remedy="wait, or let an admin raise it:"
                 f" stanchion limit set {limit.id} {option} N;"
-                f" an operator can see its use: stanchion limit show {limit.id}",
+                f" an operator can see its use: stanchion limit show {limit.id}{whose}",
             )
         case WhyCode.SUSPENDED:
             return changed(

@@ -22,6 +22,7 @@ from collections import Counter as Counts
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import compress
 from typing import Final
 
 import msgspec
@@ -177,11 +178,17 @@ class TopicLimitService:
         decoded = (_decoded(name, stored) for name, stored in page.items)
         return Page(tuple(each for each in decoded if each is not None), page.cursor)
 
-    async def uses(self, limits: Sequence[TopicLimit]) -> list[PoolUse | None]:
-        """How much of each limit is in use now; ``None`` for those of each tenant."""
-        pools = [each.pool(_NOBODY) for each in limits if each.per is LimitScope.DEPLOYMENT]
+    async def uses(
+        self, limits: Sequence[TopicLimit], tenant: TenantId | None
+    ) -> list[PoolUse | None]:
+        """How much of each limit is in use now; of those of each tenant, how much of this one's.
+
+        ``None`` for a limit of each tenant if no tenant is named.
+        """
+        shown = [tenant is not None or each.per is LimitScope.DEPLOYMENT for each in limits]
+        pools = [each.pool(tenant or _NOBODY) for each in compress(limits, shown)]
         uses = iter(await self._store.pool_uses(pools))
-        return [next(uses) if each.per is LimitScope.DEPLOYMENT else None for each in limits]
+        return [next(uses) if is_shown else None for is_shown in shown]
 
     async def reached(
         self, topics: Collection[Topic], tenant: TenantId
@@ -658,15 +665,19 @@ def _shared_out(ready: Mapping[TenantId, int], wanted: int) -> dict[TenantId, in
 
 def _reached(pool: TokenPool, use: PoolUse, *, is_full: bool) -> ReachedLimit:
     whose = "" if pool.tenant is None else f" of tenant '{pool.tenant}'"
+    name, tenant, until = pool.limit_id, pool.tenant, None
     if pool.max_running == 0:
-        return ReachedLimit(pool.limit_id, "max_running is 0", "a higher max_running", use.at)
-    if is_full:
+        rule, frees = "max_running is 0", "a higher max_running"
+    elif is_full:
         rule = f"{use.running} of max_running {pool.max_running} jobs{whose} are leased"
         frees = "a result of one of them, or the end of its lease"
-        return ReachedLimit(pool.limit_id, rule, frees, use.at)
-    rule = f"rate_per_s {pool.rate_per_s:g}{whose} is used up"
-    until = Instant(use.at + use.retry_after_ms)
-    return ReachedLimit(pool.limit_id, rule, "the next moment of its rate", use.at, until)
+    else:
+        rule, frees = (
+            f"rate_per_s {pool.rate_per_s:g}{whose} is used up",
+            "the next moment of its rate",
+        )
+        until = Instant(use.at + use.retry_after_ms)
+    return ReachedLimit(name, rule, frees, use.at, until, tenant)
 
 
 def _value(limit: TopicLimit) -> JsonValue:

@@ -149,10 +149,12 @@ class LimitView(msgspec.Struct, frozen=True, kw_only=True):
     per: Literal["deployment", "tenant"]
     max_running: int | None
     rate_per_s: float | None
+    tenant: str | None = None
+    """Of a limit of each tenant: the one whose use is shown, if the request names a tenant."""
     running: int | None
-    """Leased jobs that count against it; ``null`` for a limit of each tenant."""
+    """Leased jobs that count against it; ``null`` for a limit of each tenant if none is named."""
     retry_after_ms: int | None
-    """When the rate allows the next lease; ``null`` for a limit of each tenant or without rate."""
+    """When the rate allows the next lease; ``null`` without a rate, or like ``running``."""
 
 
 class LimitList(msgspec.Struct, frozen=True):

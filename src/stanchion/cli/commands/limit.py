@@ -136,13 +136,20 @@ def delete_limit(session: Session, limit_id: str) -> None:
     session.show(answer.document, lambda gone: [f"deleted: {cell(gone['id'])}"])
 
 
+def _running(row: dict[str, Any]) -> str:
+    if row["running"] is None and row["per"] == "tenant":
+        return "of each tenant: name one with --tenant"
+    tenant = row.get("tenant")
+    return _shown(row["running"]) + ("" if tenant is None else f" of tenant {cell(tenant)}")
+
+
 def _lines(row: dict[str, Any]) -> Iterator[str]:
     yield from pairs(
         (
             ("limit", cell(row["id"])),
             ("topics", _topics(row["topics"])),
             ("per", cell(row["per"])),
-            ("running", _shown(row["running"])),
+            ("running", _running(row)),
             ("max running", _shown(row["max_running"])),
             ("rate per s", _shown(row["rate_per_s"])),
         )

@@ -65,7 +65,10 @@ async def put_limit(call: Call[PutLimit, NoQuery]) -> Reply | Refusal:
     codes=(Code.NOT_FOUND,),
 )
 async def get_limit(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
-    """One topic limit, and how much of it is in use."""
+    """One topic limit, and how much of it is in use.
+
+    Of a limit of each tenant, by the tenant that `X-Stanchion-Tenant` names.
+    """
     limit = await call.services.limits.get(call.params["limit_id"])
     return not_found("limit") if limit is None else Reply((await _views(call, [limit]))[0])
 
@@ -94,7 +97,7 @@ async def list_limits(call: Call[NoBody, Paging]) -> Reply:
 
 
 async def _views(call: Call[Any, Any], limits: Sequence[TopicLimit]) -> list[LimitView]:
-    uses = await call.services.limits.uses(limits)
+    uses = await call.services.limits.uses(limits, call.only)
     return [
         LimitView(
             id=limit.id,
@@ -102,6 +105,7 @@ async def _views(call: Call[Any, Any], limits: Sequence[TopicLimit]) -> list[Lim
             per="tenant" if limit.per is LimitScope.TENANT else "deployment",
             max_running=limit.max_running,
             rate_per_s=limit.rate_per_s,
+            tenant=call.only if limit.per is LimitScope.TENANT else None,
             running=None if use is None else use.running,
             retry_after_ms=None if use is None or limit.rate_per_s is None else use.retry_after_ms,
         )
