@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stanchion.core.lease import JOB_TERMS, FenceCause, LeaseLost
 from stanchion.transport.messages import HttpReply
-from stanchion.worker import Job, Worker, events
-from stanchion.worker.server import RENEW_PATH
+from stanchion.wire.worker import LeasedJob
+from stanchion.worker import Job, Worker, events, renewal
+from stanchion.worker.renewal import HeldJob, LeaseRenewer
+from stanchion.worker.server import RENEW_PATH, WorkerApi
 from tests.worker.ledger import Fault, Wire
 from tests.worker.stage import Stage, on_stage
 
@@ -504,3 +507,34 @@ async def test_a_hook_that_raises_does_not_stop_the_renewals(stage: Stage) -> No
         await stage.ledger.all_done(within_s=200)
     assert stage.ledger.results["run:1@1"].output == "done"
     assert stage.app.counts["LoopStalled"] == 1
+
+
+class Fleeting(HeldJob):
+    """Its thread takes back both callbacks between any two looks of the event loop."""
+
+    def __getattribute__(self, name: str) -> object:
+        value: object = super().__getattribute__(name)
+        if name in {"on_lost", "deadline"}:
+            setattr(self, name, None)
+        return value
+
+
+@on_stage
+async def test_a_thread_that_ends_while_its_lease_is_judged_harms_no_renewal(stage: Stage) -> None:
+    causes: list[FenceCause] = []
+    leased = LeasedJob(
+        job_id="j", tenant="t", run_id="r", step_id="s", topic="t", attempt=1, input=None,
+        fence=1, lease_ttl_ms=60_000, delivery=1,
+    )  # fmt: skip
+    now = stage.clock.moment()
+    renewer = LeaseRenewer(WorkerApi(stage.wire, "w"), stage.clock, lambda: 0.5, lambda _: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(renewal, "HeldJob", Fleeting)
+        held = renewer.hold(leased, now)
+    held.deadline = deadline = SimpleNamespace(value=0)
+    held.become(held.trust)
+    assert deadline.value > 0
+    held.on_lost = causes.append
+    renewer.lost(held, "cancelled")
+    assert causes == [FenceCause.CANCELLED]
+    await renewer.close()

@@ -134,8 +134,9 @@ class HeldJob:
         self.trust = trust
         if isinstance(trust, Holding):
             self._good_at = trust.sent_at
-            if self.deadline is not None:
-                self.deadline.value = trust.trusted_until
+            deadline = self.deadline  # read once: the thread of a process sets it too
+            if deadline is not None:
+                deadline.value = trust.trusted_until
 
 
 class LeaseRenewer:
@@ -349,8 +350,9 @@ class LeaseRenewer:
 
     def _end(self, held: HeldJob, cause: FenceCause) -> None:
         held.become(rules.Fenced(cause))
-        if held.on_lost is not None:
-            held.on_lost(cause)
+        on_lost = held.on_lost  # read once: the thread of a process sets it too
+        if on_lost is not None:
+            on_lost(cause)
 
 
 def _cause_of(reason: str | None) -> FenceCause:
