@@ -703,7 +703,7 @@ class Advancer:
         return Advanced(transition.status)
 
     def _nonce(self, run: Run, lease: Lease) -> str:
-        """The nonce of a commit. Without the lock store nobody knows whether a hold is over."""
+        """The nonce of a commit. Without the lock store it is not known whether a hold is over."""
         is_still_held = lease.is_degraded and run.stamp.is_held_by_hand
         return (BY_HAND if is_still_held else "") + self._entropy.token()
 
