@@ -48,6 +48,7 @@ from stanchion.core.model import (
     StepId,
     StepStatus,
     TenantId,
+    WorkflowSource,
     job_id,
     make_run_id,
     shard_of_tenant,
@@ -780,6 +781,25 @@ async def test_a_store_that_opens_finishes_what_was_shared_by_halves(
     found = await store.workflow(ACME, flow.id)
     assert found is not None
     assert (found.version, found.workflow.timeout_s) == (2, 2.0)
+
+
+async def test_a_version_that_was_shared_by_halves_is_in_every_shard_after_the_next_one(
+    server: Server, store: RedisStore
+) -> None:
+    flow = workflow("flow")
+    root = f"{_NAMESPACE}:{{{shard_of_tenant(ACME):02x}}}:"
+    for number in (1, 2):
+        await store.put_shared_workflow(replace(flow, timeout_s=float(number)))
+    with server.client() as client:
+        # As after a call that failed before it came to this shard.
+        client.hset(f"{root}shared_versions", "flow", "1")
+        client.hdel(f"{root}shared_workflows", "2:flow")
+    await store.put_shared_workflow(replace(flow, timeout_s=3.0))
+    # A pin names it: it was given out, and is listed.
+    for version in (1, 2, 3):
+        found = await store.workflow(ACME, flow.id, version=version, source=WorkflowSource.SHARED)
+        assert found is not None, version
+        assert found.workflow.timeout_s == float(version)
 
 
 # ── Budgets ──────────────────────────────────────────────────────────────────────────────────────

@@ -41,6 +41,8 @@ from stanchion.ports.records import (
 _SHARED: Final = ("shared_versions", "shared_workflows", "shared_names")
 _SHARE_TRIES_MAX: Final = 3
 """More than one try is needed only after a failover that lost writes."""
+_SHARED_AT_ONCE: Final = 100
+"""Versions, the newest, that a shard is given at most if it lacks more."""
 
 
 class RedisDefinitions(Sharded):
@@ -67,13 +69,12 @@ class RedisDefinitions(Sharded):
             words = (workflow.id, text, highest, encode.pack_audit(audit, shards.audit_ttl_ms))
             places = (*keys.shared_workflows(), *keys.common_audit(None))
             step = shards.step_at("put_shared", keys.common_slot, places, *words)
-            version, packed = await shards.ask(step, deadline)
+            version = int(await shards.ask(step, deadline))
+            # A call that failed halfway may have left out shards, and a pin may name its version.
             # Raises if one shard does not answer: then the caller repeats the call.
-            added = await shards.ask_all(
-                shards.steps_on_all("share", _SHARED, workflow.id, version, packed), deadline
-            )
-            if all(each for answer in added for each in answer):
-                return int(version)
+            lowest = min(int(each or 0) for each in newest)
+            if await _share(shards, workflow.id, lowest, version, deadline):
+                return version
             highest = version + 1
         raise BackendCorrupt(f"shared workflow '{workflow.id}': no version is free in all shards")
 
@@ -229,7 +230,7 @@ async def finish_sharing(shards: Shards) -> int:
     A process that ended while it shared one, or a failover of one shard, leaves such shards.
     """
     deadline, keys = shards.client.deadline(), shards.keys
-    versions, records, _ = keys.shared_workflows()
+    versions, _, _ = keys.shared_workflows()
     newest = _counts(
         await shards.ask(RedisRequest(keys.common_slot, pack("HGETALL", versions)), deadline)
     )
@@ -239,16 +240,32 @@ async def finish_sharing(shards: Shards) -> int:
         _counts(reply)
         for reply in await shards.read_all("HGETALL", "shared_versions", deadline=deadline)
     ]
-    lacking = [
-        (name, version)
-        for name, version in newest.items()
-        if any(each.get(name, 0) < version for each in in_shards)
-    ]
-    for name, version in lacking:
+    lacking = 0
+    for name, version in newest.items():
+        lowest = min(each.get(name, 0) for each in in_shards)
+        if lowest < version:
+            lacking += 1
+            await _share(shards, name, lowest, version, deadline)
+    return lacking
+
+
+async def _share(shards: Shards, name: str, lowest: int, newest: int, deadline: float) -> bool:
+    """Add the versions above ``lowest``, which all shards have, to every shard, in ascending order.
+
+    Returns whether every shard has the newest one now: after a failover a shard may have another
+    workflow under its number.
+    """
+    records = shards.keys.shared_workflows()[1]
+    is_shared = False
+    lowest = min(max(lowest, newest - _SHARED_AT_ONCE), newest - 1)
+    for version in range(lowest + 1, newest + 1):
         words = pack("HGET", records, f"{version}:{name}")
-        packed = await shards.ask(RedisRequest(keys.common_slot, words), deadline)
-        await shards.ask_all(shards.steps_on_all("share", _SHARED, name, version, packed), deadline)
-    return len(lacking)
+        packed = await shards.ask(RedisRequest(shards.keys.common_slot, words), deadline)
+        if packed is not None:  # the numbers that a failover has lost are not given out again
+            steps = shards.steps_on_all("share", _SHARED, name, version, packed)
+            added = await shards.ask_all(steps, deadline)
+            is_shared = all(each for answer in added for each in answer)
+    return is_shared
 
 
 def _counts(reply: Sequence[bytes]) -> dict[str, int]:

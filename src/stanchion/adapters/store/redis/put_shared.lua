@@ -2,7 +2,7 @@
 -- KEYS   shared_versions shared_workflows shared_names audit_log audit_log_of
 -- ARGV   1 workflow id  2 workflow as JSON  3 the highest version in any shard
 --        4 audit entry (see part audit), or ''
--- ANSWER version, record. The keys are those outside all shards.
+-- ANSWER version. The keys are those outside all shards.
 -- USES   time audit
 local id, version = ARGV[1], tonumber(redis.call('HGET', key.shared_versions, ARGV[1]) or '0')
 local highest = tonumber(ARGV[3])
@@ -10,7 +10,7 @@ local highest = tonumber(ARGV[3])
 if version > 0 and version >= highest then
   local packed = redis.call('HGET', key.shared_workflows, whole(version) .. ':' .. id)
   if cmsgpack.unpack(packed)[2] == ARGV[2] then
-    return {version, packed}
+    return version
   end
 end
 version = math.max(version, highest) + 1
@@ -21,4 +21,4 @@ redis.call('ZADD', key.shared_names, 0, id)
 if ARGV[4] ~= '' then
   write_audit(cmsgpack.unpack(ARGV[4]), 'version', whole(version))
 end
-return {version, packed}
+return version
