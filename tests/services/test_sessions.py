@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.system import ManualClock
 from stanchion.ports.errors import BackendError
-from stanchion.services.keys import Keys
+from stanchion.services.keys import Keys, TooManyLookups
 from stanchion.services.sessions import SESSION_MS, Sessions
 from stanchion.wire.admin import Role
 from tests.services.faulty_locks import Fault
@@ -126,6 +128,41 @@ async def test_sessions_in_use_go_on_while_the_store_fails(replicas: Replicas) -
     assert await replicas.here[1].find(token) is not None
     with pytest.raises(BackendError):
         await replicas.there[1].find(token)
+
+
+async def test_guessed_sessions_do_not_displace_real_ones(replicas: Replicas) -> None:
+    _, token = await replicas.opened()
+    _, sessions = replicas.there
+    assert await sessions.find(token) is not None
+    for number in range(2_000):
+        assert await sessions.find(f"{number}_guess") is None
+    replicas.lines[1].away(Fault.ERROR)
+    replicas.clock.advance(60_000)
+    assert await sessions.find(token) is not None
+
+
+async def test_guesses_are_looked_up_a_few_at_a_time_and_refuse_no_known_session(
+    replicas: Replicas,
+) -> None:
+    _, token = await replicas.opened()
+    _, sessions = replicas.there
+    assert await sessions.find(token) is not None
+    replicas.clock.advance(WITHIN_MS)
+    guesses = [asyncio.create_task(sessions.find(f"{n}_guess")) for n in range(500)]
+    await asyncio.sleep(0)
+    assert await sessions.find(token) is not None
+    answers = await asyncio.gather(*guesses, return_exceptions=True)
+    assert sum(isinstance(each, TooManyLookups) for each in answers) == 500 - 64
+    assert await sessions.find("another_guess") is None
+
+
+async def test_requests_of_one_session_share_a_look_at_the_store(replicas: Replicas) -> None:
+    _, token = await replicas.opened()
+    _, sessions = replicas.there
+    before = replicas.lines[1].calls.total()
+    found = await asyncio.gather(*[sessions.find(token) for _ in range(20)])
+    assert None not in found
+    assert replicas.lines[1].calls.total() - before <= 2  # its record, and that of its key
 
 
 async def test_a_session_of_the_admin_key_goes_on_for_five_minutes_without_the_store() -> None:

@@ -7,10 +7,14 @@ key is the role of the session. A session ends after twelve hours, or when it is
 two seconds on the other replicas.
 
 While the store fails, a session that was used in the last five minutes goes on, as a key does.
+
+Anybody can send a cookie. So ids without a session are kept apart from sessions, which they cannot
+displace, and few ids that are not kept are looked up at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 from collections import OrderedDict
@@ -24,7 +28,7 @@ from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.ports.store import Documents
-from stanchion.services.keys import ADMIN_HOLDER, KeyHolder, Keys
+from stanchion.services.keys import ADMIN_HOLDER, KeyHolder, Keys, TooManyLookups
 
 SESSION_MS: Final = 12 * 60 * 60 * 1000
 _BELIEVED_MS: Final = 1_500
@@ -32,6 +36,8 @@ _BELIEVED_WITHOUT_STORE_MS: Final = 5 * 60 * 1_000
 _ID_CHARS: Final = 16
 _TOKEN_CHARS_MAX: Final = 200
 _KNOWN_MAX: Final = 1_024
+_LOOKUPS_MAX: Final = 64
+"""Look-ups at a time of ids that are not known as sessions."""
 _OF_ONE_KEY_MAX: Final = 50
 """Sessions of one key. The oldest is closed when another one is opened."""
 _KIND: Final = "session"
@@ -72,6 +78,8 @@ class Sessions:
         self._clock = clock
         self._entropy = entropy
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._unknown: OrderedDict[str, _Known] = OrderedDict()
+        self._looking: dict[str, asyncio.Task[SessionRecord | None]] = {}
 
     async def open(self, key: str) -> str | None:
         """Open a session for a key; returns its token, ``None`` if the key is not valid.
@@ -133,28 +141,54 @@ class Sessions:
 
     async def _record(self, session_id: str) -> SessionRecord | None:
         now = self._clock.moment()
-        known = self._known.get(session_id)
+        known = self._known.get(session_id) or self._unknown.get(session_id)
         if known is not None and now - known.read_at < _BELIEVED_MS:
             return known.record
         try:
-            document = await self._documents.document(_KIND, session_id)
+            return await self._look_up(session_id, is_known=session_id in self._known)
+        except TooManyLookups:
+            raise
         except BackendError:
             is_recent = known is not None and now - known.read_at < _BELIEVED_WITHOUT_STORE_MS
             if known is None or known.record is None or not is_recent:
                 raise BackendUnavailable("the session cannot be checked now") from None
             return known.record
+
+    async def _look_up(self, session_id: str, *, is_known: bool) -> SessionRecord | None:
+        """Read the record, once for all requests that need it at the same time."""
+        looking = self._looking.get(session_id)
+        if looking is None:
+            if not is_known and len(self._looking) >= _LOOKUPS_MAX:
+                raise TooManyLookups("too many unknown sessions are being looked up")
+            looking = self._looking[session_id] = asyncio.create_task(self._read(session_id))
+            looking.add_done_callback(lambda done: self._looked_up(session_id, done))
+        # Shielded: a cancelled request must not cancel the shared read.
+        return await asyncio.shield(looking)
+
+    async def _read(self, session_id: str) -> SessionRecord | None:
+        now = self._clock.moment()
+        document = await self._documents.document(_KIND, session_id)
         record = None if document is None else msgspec.convert(document.value, SessionRecord)
         self._remember(session_id, record, now)
         return record
 
+    def _looked_up(self, session_id: str, looking: asyncio.Task[SessionRecord | None]) -> None:
+        del self._looking[session_id]
+        if not looking.cancelled():
+            looking.exception()  # retrieved, so that asyncio does not log it as never awaited
+
     def _remember(self, session_id: str, record: SessionRecord | None, now: Moment) -> None:
-        known = self._known.get(session_id)
+        known = self._known.get(session_id) or self._unknown.get(session_id)
         if known is not None and known.read_at > now:
             return
-        self._known[session_id] = _Known(record, now)
-        self._known.move_to_end(session_id)
-        if len(self._known) > _KNOWN_MAX:
-            self._known.popitem(last=False)
+        kept, other = (
+            (self._unknown, self._known) if record is None else (self._known, self._unknown)
+        )
+        other.pop(session_id, None)
+        kept[session_id] = _Known(record, now)
+        kept.move_to_end(session_id)
+        if len(kept) > _KNOWN_MAX:
+            kept.popitem(last=False)
 
     async def _sweep(self, key_id: str | None, now: Instant) -> None:
         """Delete sessions that have expired, and the key's oldest ones over its limit."""
