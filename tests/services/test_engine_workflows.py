@@ -301,7 +301,9 @@ async def test_a_run_keeps_its_shared_version_whatever_is_applied_later(world: W
         world.work(other, topic, lambda leased: leased.job.topic)
     assert await world.ended(run_id) == "succeeded"
     assert (await world.run(run_id)).output == {"sub": {"draw": "draw"}}
-    again = await other.services.gate.rerun(ACME, run_id, RerunOptions(), key=None, actor="me")
+    again = await other.services.gate.reruns.rerun(
+        ACME, run_id, RerunOptions(), key=None, actor="me"
+    )
     assert isinstance(again, RunStarted)
     assert await world.ended(again.run_id) == "succeeded"
     # The next start takes what is in force now: on both replicas the tenant's own workflow.

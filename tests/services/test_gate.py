@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-from collections import Counter, UserDict
-from collections.abc import Iterator, KeysView, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -18,8 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from stanchion import telemetry
 from stanchion.adapters.store.memory import MemoryStore
-from stanchion.core.admission import TooLate, Verdict, fingerprint
-from stanchion.core.events import Started
+from stanchion.core.admission import TooLate, Verdict
 from stanchion.core.faults import Fault as InputFault
 from stanchion.core.faults import WorkflowFaults
 from stanchion.core.json_value import JsonObject, JsonValue
@@ -27,22 +25,18 @@ from stanchion.core.model import (
     Risk,
     RunId,
     RunStatus,
-    StepId,
     TenantId,
     Topic,
     WorkflowId,
     shard_of_run,
     shard_of_tenant,
 )
-from stanchion.core.queue import QueueRequest
-from stanchion.core.rerun import RerunOptions, RerunRefused
-from stanchion.core.run import decide, evolve
+from stanchion.core.rerun import RerunOptions
 from stanchion.core.schema import InputSchema
-from stanchion.core.workflow import ForEachSpec, JobSpec, StepSpec, Workflow
 from stanchion.ports.bus import Bell
 from stanchion.ports.errors import BackendTimeout
-from stanchion.ports.records import Admission, AlikeStarts, Tenant
-from stanchion.services.gate import StartRow
+from stanchion.ports.records import Admission, Tenant
+from stanchion.services.batch import StartRow
 from stanchion.services.gate_answers import (
     GateCode,
     GateFailed,
@@ -52,7 +46,6 @@ from stanchion.services.gate_answers import (
     KeyMismatch,
     RunStarted,
     StartAnswer,
-    UnknownRun,
 )
 from stanchion.services.limiter import ENOUGH
 from stanchion.services.log import LOGGER
@@ -114,9 +107,9 @@ async def test_the_starter_of_a_run_is_its_caller_whichever_way_it_begins(
     answers = [
         await gate.start(ACME, plain, {}, key=None, actor="s"),
         await gate.start(ACME, plain, {}, key=None, actor="schedule s", starter="s"),
-        *await gate.start_many(ACME, plain, rows, actor="s"),
+        *await gate.batches.start_many(ACME, plain, rows, actor="s"),
         await gate.submit(ACME, Topic("mail"), [1], key=None, actor="s"),
-        await gate.rerun(ACME, old, RerunOptions(), key=None, actor="s"),
+        await gate.reruns.rerun(ACME, old, RerunOptions(), key=None, actor="s"),
     ]
     for answer in answers:
         assert isinstance(answer, RunStarted)
@@ -341,279 +334,6 @@ async def test_a_workflow_that_never_stands_still_is_given_up(gates: Gatehouse) 
     assert isinstance(answer, GateFailed)
     assert answer.code is GateCode.GATE_UNAVAILABLE
     assert house.store.calls["admit"] == 5
-
-
-@virtual
-@pytest.mark.parametrize(("entries", "steps"), [(1, 2), (100, 16), (5_000, 30)])
-async def test_a_batch_with_large_inputs_takes_more_steps_of_the_store(
-    gates: Gatehouse, entries: int, steps: int
-) -> None:
-    await gates.define(None)
-    house = gates.add()
-    rows = [StartRow({"l": [0] * entries}, {}, f"key-{number}") for number in range(30)]
-    answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
-    assert [type(answer) for answer in answers] == [RunStarted] * 30
-    assert house.store.calls["admit_many"] == steps
-    # Now it is known that the workflow has no for-each, and how many of its steps begin at once.
-    more = [row._replace(key=f"more-{row.key}") for row in rows]
-    await house.gate.start_many(ACME, WorkflowId("plain"), more, actor="caller")
-    assert house.store.calls["admit_many"] == steps + 1
-
-
-@virtual
-@pytest.mark.parametrize(
-    ("first_steps", "chars", "rows_max"), [(1, 1, 400), (20, 1, 20), (200, 1, 2), (20, 6_000, 8)]
-)
-async def test_a_batch_of_wide_workflows_takes_more_steps_of_the_store(
-    gates: Gatehouse, first_steps: int, chars: int, rows_max: int
-) -> None:
-    # 400 runs of 200 jobs were 80,000 in one step: it took 0.4 s, and rows got 503.
-    await gates.define(None)
-    steps: dict[StepId, StepSpec] = {
-        StepId(f"s{n}"): JobSpec(topic=Topic("a"), input="${input.d}") for n in range(first_steps)
-    }
-    await gates.store.put_workflow(ACME, Workflow(id=WorkflowId("wide"), steps=steps))
-    house = gates.add()
-    sizes = list[int]()
-    prepare = house.store.real.prepare_admissions
-
-    def prepared(admissions: Sequence[Admission]) -> Sequence[Admission]:
-        sizes.append(len(admissions))
-        return prepare(admissions)
-
-    with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(house.store, "prepare_admissions", prepared)
-        rows = [StartRow({"d": "y" * chars}, {}, f"key-{number}") for number in range(100)]
-        answers = await house.gate.start_many(ACME, WorkflowId("wide"), rows, actor="caller")
-    assert {type(answer) for answer in answers} == {RunStarted}
-    assert max(sizes) <= rows_max
-
-
-@pytest.fixture
-def usual_s() -> Iterator[float]:
-    """How long a thread may usually keep the interpreter from others."""
-    before_s = sys.getswitchinterval()
-    sys.setswitchinterval(0.002)
-    yield 0.002
-    sys.setswitchinterval(before_s)
-
-
-@virtual
-async def test_threads_take_short_turns_while_the_store_admits_a_batch(
-    gates: Gatehouse, usual_s: float
-) -> None:
-    await gates.define(None)
-    house = gates.add()
-    turns: set[tuple[str, bool]] = set()
-
-    def note(verb: str, _is_done: bool) -> None:
-        turns.add((verb, sys.getswitchinterval() < usual_s / 2))
-
-    house.store.on_call = note
-    rows = [StartRow({}, {}, f"key-{number}") for number in range(500)]
-    await house.gate.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
-    await house.started()
-    assert {each for each in turns if each[0].startswith("admit")} == {
-        ("admit", False),
-        ("admit_many", True),
-    }
-
-
-@virtual
-async def test_a_batch_takes_more_steps_of_the_store_while_other_tenants_start_runs(
-    gates: Gatehouse,
-) -> None:
-    await gates.define(None)
-    house = gates.add()
-
-    async def steps(key: str) -> int:
-        before = house.store.calls["admit_many"]
-        rows = [StartRow({}, {}, f"{key}-{number}") for number in range(100)]
-        answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
-        assert [type(answer) for answer in answers] == [RunStarted] * 100
-        return house.store.calls["admit_many"] - before
-
-    await house.started()
-    assert await steps("alone") == 1
-    await house.start(tenant=TenantId("globex"))
-    assert await steps("beside") == 2
-    await house.started()
-    assert await steps("still-beside") == 2
-    await asyncio.sleep(1.1)
-    assert await steps("alone-again") == 1
-
-
-@virtual
-async def test_a_batch_pauses_between_its_steps_while_other_tenants_start_runs(
-    gates: Gatehouse,
-) -> None:
-    await gates.define(None)
-    house = gates.add()
-    house.store.each_way_s = 0.005
-    times: list[float] = []
-
-    def note(verb: str, _is_done: bool) -> None:
-        if verb == "admit_many":
-            times.append(asyncio.get_running_loop().time())
-
-    house.store.on_call = note
-
-    async def longest_pause_s(key: str, rows: int) -> float:
-        times.clear()
-        given = [StartRow({}, {}, f"{key}-{number}") for number in range(rows)]
-        await house.gate.start_many(ACME, WorkflowId("plain"), given, actor="caller")
-        answered, sent = times[1:-1:2], times[2::2]
-        assert sent
-        return max(sent_s - answered_s for answered_s, sent_s in zip(answered, sent, strict=True))
-
-    await house.started()
-    assert await longest_pause_s("alone", 1_000) < 0.006
-    await house.start(tenant=TenantId("globex"))
-    assert await longest_pause_s("beside", 200) > 0.009
-
-
-@virtual
-async def test_a_batch_takes_its_next_rows_when_those_before_them_are_prepared(
-    gates: Gatehouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await gates.define(None)
-    house = gates.add()
-    taken: set[int] = set()
-
-    class Labels(UserDict[str, str]):
-        """Notes that its row is taken."""
-
-        def keys(self) -> KeysView[str]:
-            taken.add(int(self.data["row"]))
-            return self.data.keys()
-
-    prepared = 0
-
-    def prepare(admissions: Sequence[Admission]) -> Sequence[Admission]:
-        nonlocal prepared
-        prepared += len(admissions)
-        assert len(taken) == prepared
-        return house.store.real.prepare_admissions(admissions)
-
-    await house.started()  # it is known that the workflow has no for-each
-    monkeypatch.setattr(house.store, "prepare_admissions", prepare)
-    rows = [StartRow({}, Labels(row=str(each)), f"key-{each}") for each in range(1_000)]
-    answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
-    assert [type(answer) for answer in answers] == [RunStarted] * 1_000
-    assert prepared == 1_000
-    assert house.store.calls["admit_many"] > 2
-
-
-@virtual
-async def test_the_next_rows_of_a_batch_are_sent_before_those_before_them_are_told(
-    gates: Gatehouse,
-) -> None:
-    await gates.define(None)
-    house = gates.add()
-    told: list[int] = []
-
-    def note(verb: str, is_done: bool) -> None:
-        if verb == "admit_many" and not is_done:
-            told.append(len(house.admitted))
-
-    house.store.on_call = note
-    rows = [
-        StartRow({}, {"row": str(number)}, f"key-{number}")
-        for number in range(2 * house.store.admissions_max)
-    ]
-    await house.gate.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
-    assert told[:2] == [0, 0]
-    assert len(house.admitted) == len(rows)
-
-
-@virtual
-async def test_a_batch_prepares_no_more_steps_ahead_after_other_tenants_have_gone(
-    gates: Gatehouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await gates.define(None)
-    house = gates.add()
-    house.store.each_way_s = 0.05
-    prepared, ahead = 0, [0]
-
-    def prepare(admissions: Sequence[Admission]) -> Sequence[Admission]:
-        nonlocal prepared
-        prepared += 1
-        ahead.append(prepared - house.store.calls["admit_many"])
-        return house.store.real.prepare_admissions(admissions)
-
-    monkeypatch.setattr(house.store, "prepare_admissions", prepare)
-
-    async def most_ahead(key: str, rows: int) -> int:
-        ahead.clear()
-        given = [StartRow({}, {}, f"{key}-{number}") for number in range(rows)]
-        answers = await house.gate.start_many(ACME, WorkflowId("plain"), given, actor="caller")
-        assert [type(answer) for answer in answers] == [RunStarted] * rows
-        return max(ahead)
-
-    await house.started()
-    alone = await most_ahead("alone", 10 * house.store.admissions_max)
-    await house.start(tenant=TenantId("globex"))
-    # After a second, and eight steps that were sent one by one, the other tenant has gone.
-    assert await most_ahead("beside", 30 * 50) == alone
-
-
-@virtual
-@pytest.mark.parametrize("broken", [None, 4])
-async def test_the_rows_of_a_batch_begin_as_if_each_were_decided_by_itself(
-    gates: Gatehouse, monkeypatch: pytest.MonkeyPatch, broken: int | None
-) -> None:
-    """Also beside a row that is not alike: its expression fails."""
-    await gates.define(None)
-    template: JsonObject = {"n": "${input.n + 1}", "same": "text"}
-    two = workflow("two", a=JobSpec(topic=Topic("a"), input=template), b=job("b"))
-    await gates.store.put_workflow(ACME, two)
-    house = gates.add()
-    asked: list[Sequence[Admission]] = []
-
-    def prepare(admissions: Sequence[Admission]) -> Sequence[Admission]:
-        asked.append(admissions)
-        return house.store.real.prepare_admissions(admissions)
-
-    monkeypatch.setattr(house.store, "prepare_admissions", prepare)
-    given: list[JsonObject] = [{"n": "x" if n == broken else n} for n in range(7)]
-    queue = QueueRequest(priority=7)
-    rows = [StartRow(each, {}, f"key-{n}", queue) for n, each in enumerate(given)]
-    before = [StartRow({"n": 1}, {}, "before")]
-    await house.gate.start_many(ACME, WorkflowId("two"), before, actor="caller")
-    asked.clear()
-    house.admitted.clear()
-    answers = await house.gate.start_many(ACME, WorkflowId("two"), rows, actor="caller")
-    (admissions,) = asked
-    assert isinstance(admissions, AlikeStarts) is (broken is None)
-    plan = house.admitted[0][1]
-    for row, each, answer in zip(rows, admissions, answers, strict=True):
-        assert isinstance(answer, RunStarted)
-        assert each.before is not None
-        assert (each.key, each.run.input, each.queue) == (row.key, row.input, queue)
-        assert each.fingerprint == fingerprint(
-            WorkflowId("two"), {"input": row.input, "priority": 7}
-        )
-        event = Started(actor="caller")
-        assert each.transition == decide(plan, each.before, event, each.before.created_at)
-        assert each.run == evolve(each.before, each.transition)
-        assert await gates.run(answer.run_id) == each.run
-    assert len({each.run.id for each in admissions}) == len(rows)
-    assert [run for run, _ in house.admitted] == [each.run for each in admissions]
-
-
-@virtual
-async def test_a_batch_whose_workflow_has_become_a_for_each_takes_more_steps_of_the_store(
-    gates: Gatehouse,
-) -> None:
-    await gates.define(None)
-    house = gates.add()
-    rows = [StartRow({"l": [0] * 400}, {}, f"key-{number}") for number in range(30)]
-    await house.started()
-    each = ForEachSpec(for_each="${input.l}", topic=Topic("work"), input="${item}")
-    await gates.store.put_workflow(ACME, workflow("plain", each=each))
-    answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
-    assert [type(answer) for answer in answers] == [RunStarted] * 30
-    assert house.store.calls["admit_many"] == 1 + 15
 
 
 # ── Starts that come together ────────────────────────────────────────────────────────────────────
@@ -923,58 +643,7 @@ async def test_a_replay_does_not_depend_on_what_the_workflow_says_today(gates: G
     assert await gates.store.active_runs(ACME) == 1
 
 
-# ── Reruns and single jobs ───────────────────────────────────────────────────────────────────────
-
-
-@virtual
-async def test_a_rerun_passes_the_same_gate(gates: Gatehouse) -> None:
-    await gates.define(1)
-    house = gates.add()
-    old = await house.started(key="once")
-    await gates.cancel(house, old)
-    again = await house.gate.rerun(ACME, old, RerunOptions(), key="again", actor="reviewer")
-    assert isinstance(again, RunStarted)
-    run = await gates.run(again.run_id)
-    assert (run.rerun_of, run.holds_slot, run.status) == (old, True, RunStatus.RUNNING)
-    full = await house.gate.rerun(ACME, old, RerunOptions(), key=None, actor="reviewer")
-    assert isinstance(full, GateFull)
-    replay = await house.gate.rerun(ACME, old, RerunOptions(), key="again", actor="reviewer")
-    assert replay == RunStarted(again.run_id, RunStatus.RUNNING, replayed=True)
-    for key in ("once", "again"):
-        other = await house.gate.rerun(
-            ACME, old, RerunOptions(from_step=StepId("work")), key=key, actor="reviewer"
-        )
-        assert other == KeyMismatch()
-
-
-@virtual
-async def test_a_rerun_keeps_the_versions_it_began_with(gates: Gatehouse) -> None:
-    await gates.define(1)
-    house = gates.add()
-    old = await house.started()
-    await gates.cancel(house, old)
-    await gates.store.put_workflow(ACME, workflow("plain", work=job("other")))
-    again = await gates.add().gate.rerun(ACME, old, RerunOptions(), key=None, actor="reviewer")
-    assert isinstance(again, RunStarted)
-    assert (await gates.run(again.run_id)).workflow_version == 1
-
-
-@virtual
-async def test_only_a_finished_run_of_ones_own_is_done_again(gates: Gatehouse) -> None:
-    await gates.define(5)
-    house = gates.add()
-    running = await house.started()
-    gone = RunId("00")
-
-    async def rerun(run_id: RunId, tenant: TenantId = ACME) -> object:
-        return await house.gate.rerun(tenant, run_id, RerunOptions(), key=None, actor="reviewer")
-
-    refused = await rerun(running)
-    assert isinstance(refused, RerunRefused)
-    assert refused.code == "run_unfinished"
-    assert await rerun(gone) == UnknownRun(gone)
-    await gates.cancel(house, running)
-    assert await rerun(running, GLOBEX) == UnknownRun(running)
+# ── Single jobs ──────────────────────────────────────────────────────────────────────────────────
 
 
 @virtual
@@ -998,7 +667,9 @@ async def test_a_single_job_takes_no_slot_and_is_limited_by_rate(gates: Gatehous
     leased = await gates.store.lease_jobs("w", [Topic("mail")], max_jobs=5, ttl_ms=1000)
     assert [each.job.input for each in leased] == [[1], [1]]
     await gates.cancel(house, first.run_id)
-    again = await house.gate.rerun(ACME, first.run_id, RerunOptions(), key=None, actor="caller")
+    again = await house.gate.reruns.rerun(
+        ACME, first.run_id, RerunOptions(), key=None, actor="caller"
+    )
     assert again == JobThrottled(30_000)
 
 
@@ -1079,7 +750,9 @@ async def test_a_rerun_and_a_single_job_meet_the_same_silence(gates: Gatehouse) 
     await gates.define()
     house = gates.add()
     house.store.away()
-    rerun = await house.gate.rerun(ACME, RunId("00"), RerunOptions(), key=None, actor="caller")
+    rerun = await house.gate.reruns.rerun(
+        ACME, RunId("00"), RerunOptions(), key=None, actor="caller"
+    )
     submit = await house.gate.submit(ACME, Topic("mail"), {}, key=None, actor="caller")
     for answer in (rerun, submit):
         assert isinstance(answer, GateFailed)
@@ -1144,7 +817,7 @@ async def test_every_answer_is_counted_by_tenant_workflow_and_outcome(gates: Gat
     await house.start(WorkflowId("unknown"))
     house.store.script("workflow", Fault.ERROR)
     await house.start(WorkflowId("made-up"))
-    await house.gate.rerun(ACME, old, RerunOptions(), key=None, actor="caller")
+    await house.gate.reruns.rerun(ACME, old, RerunOptions(), key=None, actor="caller")
 
     def decisions(workflow_id: str, outcome: str) -> float | None:
         return house.metric(

@@ -9,7 +9,7 @@ from stanchion.core.admission import Full, KeyRecord
 from stanchion.core.model import RunId, RunStatus, TenantId, WorkflowId
 from stanchion.core.queue import ANY_PLACE, OnFull, QueueRequest
 from stanchion.ports.records import StartsChecked, StartTerms
-from stanchion.services.gate import StartRow
+from stanchion.services.batch import StartRow
 from stanchion.services.gate_answers import GateFailed, GateFull, KeyMismatch, QueueOff, RunStarted
 from stanchion.services.limiter import (
     CHECKED_MAX,
@@ -115,7 +115,7 @@ async def test_a_batch_of_a_full_tenant_is_checked_in_one_step(gates: Gatehouse)
         StartRow({"n": 2}, {}, "mine"),
         StartRow({}, {}, "wish", wish),
     ]
-    answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
+    answers = await house.gate.batches.start_many(ACME, WorkflowId("plain"), rows, actor="caller")
     assert answers[7] == RunStarted(mine, RunStatus.RUNNING, replayed=True)
     assert answers[8:10] == [KeyMismatch(), QueueOff()]
     assert tally([*answers[:7], *answers[10:]]) == {"full": 996}
@@ -132,7 +132,7 @@ async def test_the_rest_of_a_batch_that_fills_its_tenant_is_checked(gates: Gateh
     await gates.define(3)
     house = gates.add()
     step = house.store.admissions_max
-    answers = await house.gate.start_many(
+    answers = await house.gate.batches.start_many(
         ACME, WorkflowId("plain"), rows_of(5 * step)[:1_000], actor="caller"
     )
     assert tally(answers[:3]) == {"admitted": 3}
@@ -146,11 +146,13 @@ async def test_a_batch_of_a_tenant_with_a_free_slot_again_is_admitted_in_order(
 ) -> None:
     house = await full_house(gates)
     await gates.cancel(house, house.admitted[0][0].id)
-    answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows_of(3), actor="caller")
+    answers = await house.gate.batches.start_many(
+        ACME, WorkflowId("plain"), rows_of(3), actor="caller"
+    )
     assert isinstance(answers[0], RunStarted)
     assert tally(answers[1:]) == {"full": 2}
     assert (
-        await house.gate.start_many(
+        await house.gate.batches.start_many(
             ACME, WorkflowId("gone"), rows_of(2, key="gone"), actor="caller"
         )
         == [UnknownWorkflow(WorkflowId("gone"))] * 2
@@ -162,7 +164,9 @@ async def test_a_batch_of_a_full_tenant_under_the_lock_is_judged_row_by_row(
     gates: Gatehouse,
 ) -> None:
     house = await full_house(gates, "lock")
-    answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows_of(3), actor="caller")
+    answers = await house.gate.batches.start_many(
+        ACME, WorkflowId("plain"), rows_of(3), actor="caller"
+    )
     assert tally(answers) == {"full": 3}
     assert (house.store.calls["check_starts"], house.store.calls["admit_many"]) == (0, 1)
 
@@ -171,7 +175,9 @@ async def test_a_batch_of_a_full_tenant_under_the_lock_is_judged_row_by_row(
 async def test_a_batch_whose_check_fails_is_judged_row_by_row(gates: Gatehouse) -> None:
     house = await full_house(gates)
     house.store.script("check_starts", Fault.ERROR)
-    answers = await house.gate.start_many(ACME, WorkflowId("plain"), rows_of(3), actor="caller")
+    answers = await house.gate.batches.start_many(
+        ACME, WorkflowId("plain"), rows_of(3), actor="caller"
+    )
     assert tally(answers) == {"full": 3}
     assert house.store.calls["admit_many"] == 1
 

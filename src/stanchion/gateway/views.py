@@ -64,7 +64,6 @@ from stanchion.gateway.problems import (
 )
 from stanchion.gateway.route import Reply
 from stanchion.ports.records import DeadLetter, JobState, JobView, LeasedJob, RunFilter, RunSummary
-from stanchion.services.gate import RerunPreview
 from stanchion.services.gate_answers import (
     GateCode,
     GateFailed,
@@ -76,6 +75,7 @@ from stanchion.services.gate_answers import (
     RunStarted,
 )
 from stanchion.services.keys import ApiKeyRecord
+from stanchion.services.reruns import RerunPreview
 from stanchion.services.why import Explanation, LongestWait
 from stanchion.wire.admin import DeadLetterRow, KeyRow
 from stanchion.wire.problems import Code

@@ -22,19 +22,16 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, Final, Generic, TypeAlias, TypeVar, assert_never, overload
+from typing import Any, Final, TypeAlias, TypeVar, assert_never
 
-import msgspec
 from msgspec.structs import replace
 
 from stanchion import telemetry
 from stanchion.core import admission as judged
 from stanchion.core.admission import Verdict
-from stanchion.core.audit import AuditEntry
 from stanchion.core.budget import OverBudget
-from stanchion.core.faults import BATCH_FAULTS_MAX
 from stanchion.core.lease import Moment
-from stanchion.core.model import Risk, Run, RunId, RunStatus, TenantId, Topic, WorkflowId
+from stanchion.core.model import Risk, Run, RunId, RunStatus, TenantId, Topic
 from stanchion.core.plan import Plan
 from stanchion.core.queue import OnFull
 from stanchion.core.settings import AdmissionSettings, Settings, Strategy, effective_admission
@@ -60,9 +57,10 @@ from stanchion.services.gate_answers import (
 )
 from stanchion.services.limiter import SharedChecks, TenantLimiter
 from stanchion.services.log import OutageLogger
+from stanchion.services.prepared import GateCall, PreparedAlike, PreparedRow, PreparedStart
 from stanchion.services.queue import QueueFigures
 from stanchion.services.settings import TenantConfigs
-from stanchion.services.signals import AdmissionEndpoint, AdmissionSignals
+from stanchion.services.signals import AdmissionSignals
 from stanchion.services.work import Deadlines
 
 ANSWER_MS: Final = 250
@@ -83,73 +81,6 @@ _TURNS_TO_SEND: Final = 2
 
 _Answer = TypeVar("_Answer")
 _Refusal = TypeVar("_Refusal")
-_Refusal_co = TypeVar("_Refusal_co", covariant=True)
-
-
-class GateCall(msgspec.Struct, kw_only=True):
-    """The state of one call of the gate."""
-
-    tenant: TenantId
-    workflow_id: WorkflowId
-    endpoint: AdmissionEndpoint
-    key: str | None
-    audit: AuditEntry | None = None
-    """Written with the run, if this is a rerun."""
-    exists: bool = False
-    """Whether the workflow is known to exist: only then it may have a metric label of its own."""
-    is_locked: bool = False
-    """Whether this call holds the tenant's lock."""
-    lock_until: Moment = Moment(0)
-    ends_at: Moment = Moment(0)
-    has_turn: bool = False
-    """Whether this call holds a place of the tenant's limiter."""
-    traceparent: str | None = None
-    """The caller's, if traces are on."""
-    span: telemetry.Span | None = None
-    """``None`` while traces are off, and if this call is not sampled."""
-    is_sampling_decided: bool = False
-    faults_left: int = BATCH_FAULTS_MAX
-    """How many more faults of inputs are collected. Of each further row only the first."""
-    rows: int | None = None
-    """How many starts of a batch it is about; ``None`` for a single one."""
-
-
-class PreparedStart(msgspec.Struct, frozen=True):
-    """A run with its first transition decided, to be admitted by the store."""
-
-    admission: Admission
-    plan: Plan
-
-
-class PreparedRow(msgspec.Struct, Generic[_Refusal_co], frozen=True):
-    """A start of a batch."""
-
-    admission: Admission
-    plan: Plan | None
-    refused: _Refusal_co | None = None
-    """Why it cannot be started, unless its key has a run: its admission has no version in force."""
-
-
-class PreparedAlike(Sequence[PreparedRow[_Refusal_co]]):
-    """Starts of a batch that begin alike, none of them refused. Each is made when it is read."""
-
-    def __init__(self, starts: AlikeStarts, plan: Plan) -> None:
-        self.starts = starts
-        self.plan = plan
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    @overload
-    def __getitem__(self, place: int) -> PreparedRow[_Refusal_co]: ...
-    @overload
-    def __getitem__(self, place: slice) -> PreparedAlike[_Refusal_co]: ...
-    def __getitem__(
-        self, place: int | slice
-    ) -> PreparedRow[_Refusal_co] | PreparedAlike[_Refusal_co]:
-        if isinstance(place, slice):
-            return PreparedAlike(self.starts[place], self.plan)
-        return PreparedRow(self.starts[place], self.plan)
 
 
 Again: TypeAlias = Callable[[], Coroutine[Any, Any, "PreparedStart | _Refusal"]]

@@ -44,7 +44,6 @@ from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.ports.records import Page, RunFilter, RunSummary
 from stanchion.services.bulk_actions import RunActions
 from stanchion.services.context import Backends
-from stanchion.services.gate import Gate
 from stanchion.services.gate_answers import (
     KeyMismatch,
 )
@@ -53,6 +52,7 @@ from stanchion.services.inbox import (
 )
 from stanchion.services.keys import Keys, end_of_key
 from stanchion.services.log import log_event
+from stanchion.services.reruns import Reruns
 from stanchion.services.work import TenantOverloaded
 from stanchion.wire.identifiers import ALL_TENANTS
 
@@ -130,12 +130,12 @@ class TooManyRuns(Exception):
 class BulkService:
     """Creates bulk actions, and carries out those that no other replica does."""
 
-    def __init__(self, replica: str, backends: Backends, *, gate: Gate, inbox: Inbox) -> None:
+    def __init__(self, replica: str, backends: Backends, *, reruns: Reruns, inbox: Inbox) -> None:
         self._replica = replica
         self._store = backends.store
         self._clock = backends.clock
         self._entropy = backends.entropy
-        self._actions = RunActions(backends, gate=gate, inbox=inbox)
+        self._actions = RunActions(backends, reruns=reruns, inbox=inbox)
         self._keys = Keys(
             documents=backends.store, clock=backends.clock, entropy=backends.entropy, admin_key=None
         )

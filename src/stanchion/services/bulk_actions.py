@@ -16,7 +16,6 @@ from stanchion.core.rerun import RerunOptions, RerunRefused
 from stanchion.ports.errors import BackendError
 from stanchion.ports.records import DeadLetter
 from stanchion.services.context import Backends
-from stanchion.services.gate import Gate
 from stanchion.services.gate_answers import (
     GateFailed,
     GateFull,
@@ -38,6 +37,7 @@ from stanchion.services.inbox import (
 )
 from stanchion.services.log import log_event
 from stanchion.services.plans import DefinitionMissing, UnknownWorkflow
+from stanchion.services.reruns import Reruns
 from stanchion.services.work import TenantOverloaded
 
 _RETRY_MS: Final = 500
@@ -49,10 +49,10 @@ _PAGE: Final = 1_000
 class RunActions:
     """Cancels, reruns, decides on, replays or discards the runs of a bulk action, one at a time."""
 
-    def __init__(self, backends: Backends, *, gate: Gate, inbox: Inbox) -> None:
+    def __init__(self, backends: Backends, *, reruns: Reruns, inbox: Inbox) -> None:
         self._store = backends.store
         self._clock = backends.clock
-        self._gate = gate
+        self._reruns = reruns
         self._inbox = inbox
         self._letters: dict[TenantId, tuple[int, dict[RunId, list[DeadLetter]]]] = {}
 
@@ -102,7 +102,7 @@ class RunActions:
 
     async def _rerun(self, bulk: Bulk, run: Run) -> BulkOutcome:
         options = RerunOptions()
-        answer = await self._gate.rerun(
+        answer = await self._reruns.rerun(
             run.tenant,
             run.id,
             options,

@@ -209,7 +209,7 @@ class Engine:
             plans=plans,
             gate=gate,
             inbox=inbox,
-            bulk=BulkService(replica, backends, gate=gate, inbox=inbox),
+            bulk=BulkService(replica, backends, reruns=gate.reruns, inbox=inbox),
             scheduler=scheduler,
             limits=limits,
             waiters=waiters,

@@ -165,8 +165,15 @@ class Replica:
         self._watch_calls()
         self._watch(self.engine.leasing)
         # Of a batch, each step: its answers are counted also if the caller leaves before the last.
-        for verb in ("start", "_refuse_rows", "_start_rows", "rerun", "submit"):
-            self._time(verb)
+        gate = self.services.gate
+        for service, verb in (
+            (gate, "start"),
+            (gate.batches, "_refuse_rows"),
+            (gate.batches, "_start_rows"),
+            (gate.reruns, "rerun"),
+            (gate, "submit"),
+        ):
+            self._time(service, verb)
 
     @property
     def is_up(self) -> bool:
@@ -207,11 +214,11 @@ class Replica:
         await self.services.settings.look()
         await self.engine.run()
 
-    def _time(self, verb: str) -> None:
+    def _time(self, service: object, verb: str) -> None:
         """Report every answer of the gate and its duration to the ledger."""
-        gate, ledger, process = self.services.gate, self._ledger, self.process
+        ledger, process = self._ledger, self.process
         cadence = self.cadence
-        really: Callable[..., Awaitable[object]] = getattr(gate, verb)
+        really: Callable[..., Awaitable[object]] = getattr(service, verb)
 
         async def timed(*arguments: Any, **how: Any) -> object:  # noqa: ANN401 - passed on
             began_s, pauses = asyncio.get_running_loop().time(), process.pauses
@@ -232,7 +239,7 @@ class Replica:
                     ledger.told_full(tenant, asked_at_s=began_s)
             return answer
 
-        vars(gate)[verb] = timed
+        vars(service)[verb] = timed
 
     def _watch_counts(self) -> None:
         """Report what the replica counts for escalation."""

@@ -31,7 +31,7 @@ from stanchion.gateway.problems import (
 from stanchion.gateway.route import RUNNERS, Call, NoQuery, Reply, RouteScope, RouteTable, Takes
 from stanchion.gateway.views import refusal_of, rerun_plan, started
 from stanchion.ports.errors import BackendError
-from stanchion.services.gate import RerunPreview, StartRow
+from stanchion.services.batch import StartRow
 from stanchion.services.gate_answers import (
     GateFailed,
     GateFull,
@@ -45,6 +45,7 @@ from stanchion.services.gate_answers import (
     UnknownRun,
 )
 from stanchion.services.plans import UnknownWorkflow
+from stanchion.services.reruns import RerunPreview
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import (
     BATCH_SIZE,
@@ -170,7 +171,7 @@ class RawBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def start_batch(call: Call[RawBatch, NoQuery]) -> Reply | Refusal:
     """Start up to 1,000 runs, each judged by itself, in their order."""
     # One at a time of each tenant: several take as long, and leave less time to others.
-    async with call.services.gate.batches.turn(call.tenant):
+    async with call.services.gate.batches.turns.turn(call.tenant):
         return await _started_batch(call)
 
 
@@ -204,7 +205,7 @@ async def _started_batch(call: Call[RawBatch, NoQuery]) -> Reply | Refusal:
             else:
                 rows[index] = StartRow(row.input, row.labels, key, _queue_request(row))
     workflow_id = WorkflowId(call.params["workflow_id"])
-    answers = await call.services.gate.start_many(
+    answers = await call.services.gate.batches.start_many(
         call.tenant,
         workflow_id,
         tuple(rows.values()),
@@ -390,12 +391,12 @@ async def rerun_run(call: Call[RerunRun, NoQuery]) -> Reply | Refusal:
     fault = options.fault()
     if fault is not None:
         return invalid_member(fault.path, fault.message)
-    gate = call.services.gate
+    reruns = call.services.gate.reruns
     known: list[WorkflowId] = []
     answer = (
-        await gate.preview_rerun(call.tenant, run_id, options)
+        await reruns.preview_rerun(call.tenant, run_id, options)
         if body.dry_run
-        else await gate.rerun(
+        else await reruns.rerun(
             call.tenant,
             run_id,
             options,
