@@ -29,9 +29,8 @@ from msgspec.structs import replace
 from stanchion import telemetry
 from stanchion.core import admission as judged
 from stanchion.core.admission import Verdict
-from stanchion.core.budget import OverBudget
 from stanchion.core.lease import Moment
-from stanchion.core.model import Risk, Run, RunId, RunStatus, TenantId, Topic
+from stanchion.core.model import Risk, Run, RunStatus, TenantId, Topic
 from stanchion.core.plan import Plan
 from stanchion.core.queue import OnFull
 from stanchion.core.settings import AdmissionSettings, Settings, Strategy, effective_admission
@@ -44,7 +43,6 @@ from stanchion.services.admission_lock import SharedLock, SoleLock
 from stanchion.services.context import ReplicaContext
 from stanchion.services.gate_answers import (
     Backend,
-    GateCode,
     GateFailed,
     GateFull,
     GateOverBudget,
@@ -52,15 +50,14 @@ from stanchion.services.gate_answers import (
     KeyMismatch,
     Pacing,
     Passed,
-    QueueOff,
     RunStarted,
 )
 from stanchion.services.limiter import SharedChecks, TenantLimiter
 from stanchion.services.log import OutageLogger
 from stanchion.services.prepared import GateCall, PreparedAlike, PreparedRow, PreparedStart
-from stanchion.services.queue import QueueFigures
 from stanchion.services.settings import TenantConfigs
 from stanchion.services.signals import AdmissionSignals
+from stanchion.services.verdicts import CHANGED_EACH_TIME, VerdictAnswers
 from stanchion.services.work import Deadlines
 
 ANSWER_MS: Final = 250
@@ -69,7 +66,6 @@ SWEEP_S: Final = 0.05
 """How often deadlines are checked: an answer is late by at most this."""
 STORE_MS_MAX: Final = 2_000
 """For one call to the store, however long the budget is."""
-STATUS_MS_MAX: Final = 500
 TRIES_MAX: Final = 5
 """Tries in a row in which the workflow changed between reading and admitting."""
 
@@ -90,7 +86,6 @@ AgainRows: TypeAlias = Callable[
 ]
 """Does so for the starts of a batch with these places."""
 
-_CHANGED_EACH_TIME: Final = "the workflow changed each time it was read"
 _FULL: Final = (judged.Full, judged.QueueFull)
 _BEGUN: Final = (judged.Admitted, judged.Queued)
 _ALL_ADMITTED: Final[set[type]] = {judged.Admitted}
@@ -122,8 +117,8 @@ class Admitter:
         self._limiter = TenantLimiter()
         self._last_call = self._other_call = (TenantId(""), Moment(-OTHERS_MS))
         """Tenant and time of the last call, and of the last one of another tenant before it."""
-        self._queue = QueueFigures(context)
         self._outage = OutageLogger("admission_failed", "admission_recovered", level=logging.ERROR)
+        self.answers = VerdictAnswers(context, pacing=pacing, outage=self._outage)
         self._lock: admission_lock.AdmissionLock = (
             SoleLock(context.clock)
             if context.locks is None
@@ -164,9 +159,9 @@ class Admitter:
         except asyncio.CancelledError:
             if not deadline.is_why():
                 raise
-            answer = self._store_failed(call, "no answer within the wait budget")
+            answer = self.answers.store_failed(call, "no answer within the wait budget")
         except BackendError as error:
-            answer = self._store_failed(call, sentence(error))
+            answer = self.answers.store_failed(call, sentence(error))
         finally:
             deadline.end()
             if call.has_turn:
@@ -251,10 +246,10 @@ class Admitter:
                 found = await checks.check(tenant, terms, call.key)
                 if found is not None and found.known is not None:
                     verdict = judged.judge_key(found.known, await fingerprint())
-                    return await self._known_or_refused(call, verdict, RunStatus.RUNNING)
+                    return await self.answers.known_or_refused(call, verdict, RunStatus.RUNNING)
                 refused = None if found is None else found.refused
                 if refused is not None and not isinstance(refused, judged.StaleDefinition):
-                    return await self._known_or_refused(call, refused, RunStatus.RUNNING)
+                    return await self.answers.known_or_refused(call, refused, RunStatus.RUNNING)
             call.has_turn = await limiter.enter(tenant, may_share=True)
         return None
 
@@ -301,7 +296,7 @@ class Admitter:
                 break
             else:
                 verdicts.append(verdict)
-        told = (self._known_or_refused(call, each, RunStatus.RUNNING) for each in verdicts)
+        told = (self.answers.known_or_refused(call, each, RunStatus.RUNNING) for each in verdicts)
         return [*await asyncio.gather(*told)]
 
     async def _check(
@@ -331,20 +326,7 @@ class Admitter:
         async with gate as held:
             if isinstance(held, admission_lock.GateLockTaken):
                 return await self._decided(call, ready, again)
-            return self._without_lock(held)
-
-    def _without_lock(
-        self, why: admission_lock.GateLockBusy | admission_lock.GateLockFailed
-    ) -> GateFailed:
-        match why:
-            case admission_lock.GateLockBusy():
-                error = "others had the tenant's lock for all of the wait budget"
-                return GateFailed(GateCode.GATE_BUSY, error, self._pacing.busy())
-            case admission_lock.GateLockFailed(error):
-                retry_after_ms = self._pacing.away(Backend.LOCKS)
-                return GateFailed(GateCode.GATE_UNAVAILABLE, error, retry_after_ms)
-            case _:
-                assert_never(why)
+            return self.answers.without_lock(held)
 
     async def admit_many(
         self,
@@ -372,7 +354,7 @@ class Admitter:
             gate = await self._traced_gate(call, first.run)
         async with gate or nullcontext(admission_lock.GateLockTaken()) as held:
             if not isinstance(held, admission_lock.GateLockTaken):
-                return [self._without_lock(held)] * len(rows)
+                return [self.answers.without_lock(held)] * len(rows)
             for tried in range(TRIES_MAX):
                 if tried:
                     fresh, newest = await again(stale), [*known]
@@ -403,7 +385,7 @@ class Admitter:
             return [RunStarted(row.run_id, status, replayed=False) for row in known.starts.rows]
         known = [*known]
         self._tell_all(call.tenant, known, verdicts)
-        return await self._row_answers(call, known, verdicts)
+        return await self.answers.of_rows(call, known, verdicts)
 
     async def _ask_many(self, call: GateCall, admissions: Sequence[Admission]) -> Sequence[Verdict]:
         """Like ``ask``, for starts of a batch."""
@@ -422,47 +404,6 @@ class Admitter:
         if is_full is not None:
             self._heard(call.tenant, is_full=is_full)
         return verdicts
-
-    async def _row_answers(
-        self,
-        call: GateCall,
-        rows: Sequence[PreparedRow[_Refusal]],
-        verdicts: Mapping[int, Verdict],
-    ) -> list[Passed | _Refusal]:
-        """The answers to starts of a batch. Those that must read more are read together."""
-        answers: list[Passed | _Refusal] = []
-        slow: dict[int, Coroutine[Any, Any, Passed | _Refusal]] = {}
-        for place, row in enumerate(rows):
-            run, verdict = row.admission.run, verdicts[place]
-            answers.append(RunStarted(run.id, run.status, replayed=False))
-            if not isinstance(verdict, judged.Admitted):
-                slow[place] = self._row_answer(call, row, verdict)
-        for place, answer in zip(slow, await asyncio.gather(*slow.values()), strict=True):
-            answers[place] = answer
-        return answers
-
-    async def _row_answer(
-        self, call: GateCall, row: PreparedRow[_Refusal], verdict: Verdict
-    ) -> Passed | _Refusal:
-        try:
-            match verdict:
-                case judged.Replayed() | judged.Mismatch():
-                    status = (
-                        RunStatus.RUNNING if row.refused is not None else row.admission.run.status
-                    )
-                    return await self._known_or_refused(call, verdict, status)
-                case _ if row.refused is not None:
-                    return row.refused
-                case judged.Queued(run_id, position):
-                    return await self._queued(call, run_id, position, replayed=False)
-                case judged.StaleDefinition():
-                    return self._store_failed(call, _CHANGED_EACH_TIME)
-                case judged.Admitted():
-                    raise AssertionError("it is answered already")
-                case _:
-                    return await self._known_or_refused(call, verdict, row.admission.run.status)
-        except BackendError as error:
-            return self._store_failed(call, sentence(error))
 
     async def _traced_gate(
         self, call: GateCall, run: Run
@@ -503,42 +444,6 @@ class Admitter:
         self._pacing.answered(Backend.STORE)
         if self._outage.error is not None:
             self._outage.worked()
-
-    async def replayed(self, call: GateCall, run_id: RunId, told_before: RunStatus) -> RunStarted:
-        """The run that the same key created before, with its present status.
-
-        If the run cannot be read, the answer has the status ``told_before``: the caller needs the
-        run's id above all.
-        """
-        try:
-            async with asyncio.timeout(self._part_of_time(call) / 1000):
-                loaded = await self._context.store.load(run_id)
-        except (BackendError, TimeoutError):
-            loaded = None
-        status = told_before if loaded is None else loaded.run.status
-        if status is RunStatus.QUEUED:
-            position = await self._queue.position(run_id, within_ms=self._part_of_time(call))
-            if position is not None:
-                return await self._queued(call, run_id, position, replayed=True)
-            status = RunStatus.PENDING  # promoted since it was read
-        return RunStarted(run_id, status, replayed=True)
-
-    def _part_of_time(self, call: GateCall) -> int:
-        """How long optional parts of the answer may take, in milliseconds."""
-        left_ms = call.ends_at - self._context.clock.moment()
-        return max(0, min(STATUS_MS_MAX, left_ms // 2))
-
-    async def _queued(
-        self, call: GateCall, run_id: RunId, position: int, *, replayed: bool
-    ) -> RunStarted:
-        within_ms = self._part_of_time(call)
-        return RunStarted(
-            run_id,
-            RunStatus.QUEUED,
-            replayed=replayed,
-            position=position,
-            estimate_s=await self._queue.estimate_s(call.tenant, position, within_ms=within_ms),
-        )
 
     async def _gate(
         self, call: GateCall, run: Run
@@ -587,48 +492,14 @@ class Admitter:
                 run = ready.admission.run
                 return RunStarted(run.id, run.status, replayed=False)
             if not isinstance(verdict, judged.StaleDefinition) or again is None:
-                return await self._not_admitted(call, ready.admission.run, verdict)
+                if isinstance(verdict, judged.Queued):
+                    self._context.bus.ring(Bell.CHANGED, call.tenant)
+                return await self.answers.not_admitted(call, ready.admission.run, verdict)
             fresh = await again()
             if not isinstance(fresh, PreparedStart):
                 return fresh
             ready = fresh
-        return self._store_failed(call, _CHANGED_EACH_TIME)
-
-    async def _not_admitted(
-        self, call: GateCall, run: Run, verdict: judged.Queued | judged.Replayed | judged.Refused
-    ) -> Passed:
-        if isinstance(verdict, judged.Queued):
-            self._context.bus.ring(Bell.CHANGED, run.tenant)
-            return await self._queued(call, verdict.run_id, verdict.position, replayed=False)
-        return await self._known_or_refused(call, verdict, run.status)
-
-    async def _known_or_refused(
-        self, call: GateCall, verdict: judged.Replayed | judged.Refused, told_before: RunStatus
-    ) -> Passed:
-        """The answer to a start that creates no run."""
-        match verdict:
-            case judged.Replayed(run_id):
-                return await self.replayed(call, run_id, told_before)
-            case judged.QueueFull(limit, active, queue_max):
-                retry_after_ms = self._pacing.full(call.tenant)
-                return GateFull(limit, active, retry_after_ms, queue_max)
-            case judged.NoQueue():
-                return QueueOff()
-            case judged.Full(limit, active):
-                return GateFull(limit, active, self._pacing.full(call.tenant))
-            case OverBudget():
-                return self._pacing.over_budget(call.tenant, verdict)
-            case judged.Mismatch():
-                return KeyMismatch()
-            case judged.TickTaken(generation, tick):
-                # A tick is the key of its run: this one, or a later one, has another run.
-                return KeyMismatch((generation, tick))
-            case judged.RateExceeded():
-                return JobThrottled()
-            case judged.TooLate() | judged.StaleDefinition():
-                return self._store_failed(call, "the store handled the call too late")
-            case _:
-                assert_never(verdict)
+        return self.answers.store_failed(call, CHANGED_EACH_TIME)
 
     def _tell(self, ready: PreparedStart) -> None:
         """Ring the bells for the jobs, the tenant's feed and the run's end."""
@@ -678,11 +549,6 @@ class Admitter:
         self._context.signals.finished(run, run.status)
         if telemetry.tracing is not None and run.traceparent is not None:
             telemetry.tracing.run_ended(run, run.traceparent)
-
-    def _store_failed(self, call: GateCall, error: str) -> GateFailed:
-        self._outage.failed(error)
-        code = GateCode.LIMIT_CHECK_FAILED if call.is_locked else GateCode.GATE_UNAVAILABLE
-        return GateFailed(code, error, self._pacing.away(Backend.STORE))
 
 
 def _by_items(admissions: Sequence[Admission]) -> Iterator[list[Admission]]:

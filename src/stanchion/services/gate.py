@@ -296,7 +296,7 @@ class Gate:
         verdict = await self._admitter.ask(call, self._preparer.lookup(call, given, asked))
         match verdict:
             case judged.Replayed(run_id):
-                return await self._admitter.replayed(call, run_id, RunStatus.RUNNING)
+                return await self._admitter.answers.replayed(call, run_id, RunStatus.RUNNING)
             case judged.Mismatch():
                 return KeyMismatch()
             case _:
