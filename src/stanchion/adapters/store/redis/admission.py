@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, overload
 from stanchion.adapters.outcomes import alike_starts
 from stanchion.adapters.redis.client import RedisRequest, ask_all_in_time, ask_in_time
 from stanchion.adapters.redis.connection import Reply
-from stanchion.adapters.store.redis import encode
+from stanchion.adapters.store.redis import encode, encode_alike
 from stanchion.adapters.store.redis.runs import CHUNK, chunks
 from stanchion.adapters.store.redis.shards import Sharded, Shards
 from stanchion.core.admission import (
@@ -247,13 +247,13 @@ class RedisAdmissions(Sharded):
         keys, requests = self._shards.keys, list[Callable[[Instant], RedisRequest]]()
         is_opened = self._shards.has_new_formats
         names = _KEYS_OF_ALIKE[:-1] if is_opened else _KEYS_OF_ALIKE
-        kinds = encode.encode_kinds(starts.first)
+        kinds = encode_alike.encode_kinds(starts.first)
         if kinds is None:
             return []
         prepared.at_once = at_once = max(1, min(_ALIKE_ROWS, _ALIKE_JOBS // len(kinds)))
         for first in range(0, len(starts), at_once):
             part = starts[first : first + at_once]
-            words = encode.encode_alike(part, kinds, follows=first > 0, is_opened=is_opened)
+            words = encode_alike.encode_alike(part, kinds, follows=first > 0, is_opened=is_opened)
             if words is None:
                 return []
             more = keys.of_runs(names, shard, runs[first : first + at_once])
