@@ -9,7 +9,8 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Concatenate, Final, ParamSpec, TypeVar
 
@@ -87,21 +88,34 @@ class Session:
         After a lost response the error names that key: a retry with it creates no second run. So
         does a remark after an interrupt.
         """
-        sent = random_key() if key is None else key
-        why = "it may have been started: to retry without starting another"
-        try:
+        with self.naming_key(
+            key, "it may have been started: to retry without starting another"
+        ) as sent:
             answer = self.send("POST", path, body, key=sent)
-        except CliError as error:
-            if error.may_have_happened and key is None:
-                name_key(error, sent, why)
-            raise
-        except KeyboardInterrupt:
-            if key is None:
-                self.note(key_hint(sent, why))
-            raise
         if answer.is_replay:
             self.note(f"this key was used for the same request before: this is the same {what}")
         return answer
+
+    @contextmanager
+    def naming_key(
+        self, key: str | None, why: str, *, has_begun: Callable[[], bool] = lambda: False
+    ) -> Iterator[str]:
+        """The idempotency key to send: the given one, or a random one.
+
+        A random one is named by an error after which something may have been created, and after an
+        interrupt. ``has_begun``: whether an earlier request has created something.
+        """
+        sent = random_key() if key is None else key
+        try:
+            yield sent
+        except CliError as error:
+            if key is None and (has_begun() or error.may_have_happened):
+                _name_key(error, sent, why)
+            raise
+        except KeyboardInterrupt:
+            if key is None:
+                self.note(_key_hint(sent, why))
+            raise
 
     def show(self, document: object, lines: Callable[[Any], Iterable[str]]) -> None:
         """Print a document: as JSON or YAML for programs, as ``lines`` for people."""
@@ -292,14 +306,14 @@ def random_key() -> str:
     return os.urandom(16).hex()
 
 
-def key_hint(sent: str, why: str) -> str:
+def _key_hint(sent: str, why: str) -> str:
     """What to add to a command that is repeated."""
     return f"{why}, add --idempotency-key {sent}"
 
 
-def name_key(error: CliError, sent: str, why: str) -> None:
+def _name_key(error: CliError, sent: str, why: str) -> None:
     """Add to an error the idempotency key that was generated: a retry needs it."""
-    fix = key_hint(sent, why)
+    fix = _key_hint(sent, why)
     error.fix = f"{error.fix}; {fix}" if error.fix else fix
     error.problem = (error.problem or {}) | {"idempotency_key": sent}
 

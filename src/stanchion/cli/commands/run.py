@@ -41,13 +41,10 @@ from stanchion.cli.session import (
     calls_server,
     input_option,
     json_of,
-    key_hint,
     key_option,
     limit_and_cursor,
     list_command,
-    name_key,
     number_in,
-    random_key,
     read_bounded,
     show_page,
     show_repeatedly,
@@ -154,23 +151,17 @@ def start_batch(session: Session, workflow_id: str, file: BinaryIO, key: str | N
     """
     lines = _rows(read_bounded(file, "FILE"))
     rows = list(lines.values())
-    shared = random_key() if key is None else key
-    keyed = [row | _key_of(row, f"{shared}/{place}") for place, row in enumerate(rows)]
     path = path_to("workflows", workflow_id, "runs", "batch")
     results: list[dict[str, Any]] = []
-    why = "runs may have been started: to retry without starting others"
-    try:
+    with session.naming_key(
+        key,
+        "runs may have been started: to retry without starting others",
+        has_begun=lambda: bool(results),
+    ) as shared:
+        keyed = [row | _key_of(row, f"{shared}/{place}") for place, row in enumerate(rows)]
         while len(results) < len(keyed):
             some = _portion(keyed[len(results) : len(results) + _BATCH_MAX])
             results += session.create(path, {"runs": some}, shared).document["results"]
-    except CliError as error:
-        if key is None and (results or error.may_have_happened):
-            name_key(error, shared, why)
-        raise
-    except KeyboardInterrupt:
-        if key is None:
-            session.note(key_hint(shared, why))
-        raise
     session.show({"results": results}, lambda answer: batch_lines(answer, lines))
     refused = sum(each["status"] not in _OK for each in results)
     if refused:
