@@ -31,7 +31,7 @@ from stanchion.core.transition import Transition
 from stanchion.core.workflow import ForEachSpec, Workflow
 from stanchion.ports.bus import Ack
 from stanchion.ports.errors import BackendUnavailable
-from stanchion.ports.locks import Granted
+from stanchion.ports.locks import AcquireAnswer, Granted
 from stanchion.ports.records import (
     Accepted,
     AlikeStart,
@@ -151,6 +151,13 @@ async def test_a_run_that_is_held_by_hand_takes_the_result_and_stays(world: Worl
 
 
 # ── Without the lease ────────────────────────────────────────────────────────────────────────────
+
+
+async def _hold(replica: Replica, run_id: RunId, *, ttl_ms: int) -> AcquireAnswer | RunNotMarked:
+    """Hold the lease of a run by hand, at this replica."""
+    assert replica.services.lock_audit is not None
+    audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
+    return await replica.services.lock_audit.hold(f"run/{run_id}", ttl_ms=ttl_ms, audit=audit)
 
 
 async def _first_step(world: World, replica: Replica, definition: Workflow = STEPS) -> RunId:
@@ -347,10 +354,7 @@ async def test_a_run_that_is_held_by_hand_moves_on_no_replica(world: World) -> N
     (first,) = await world.lease(one, "work")
     await world.report(one, first)
     left, right = await world.lease(one, "work", max_jobs=2)
-    audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
-    by_hand = two.services.lock_audit
-    assert by_hand is not None
-    assert isinstance(await by_hand.hold(f"run/{run_id}", ttl_ms=5_000, audit=audit), Granted)
+    assert isinstance(await _hold(two, run_id, ttl_ms=5_000), Granted)
     before = await world.run(run_id)
     # The first remembers the run as it was before the hold, the second reads it.
     assert await world.report(one, left) == (Accepted(left.job.id, run_id),)
@@ -368,15 +372,13 @@ async def test_a_run_is_not_held_by_hand_while_the_hold_cannot_be_written_to_it(
 ) -> None:
     one, two = world.add(), world.add()
     run_id = await _leased(world, one)
-    by_hand = two.services.lock_audit
-    assert by_hand is not None
     two.store.always(Fault.ERROR, away)
-    audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
-    assert await by_hand.hold(f"run/{run_id}", ttl_ms=5_000, audit=audit) == RunNotMarked()
+    assert await _hold(two, run_id, ttl_ms=5_000) == RunNotMarked()
     two.store.always(Fault.NONE, away)
     # Results of it are settled, so the lock must not be shown as held, nor the hold as done.
     assert await two.locks.inspect(f"run/{run_id}") is None
-    await by_hand.move()
+    assert two.services.lock_audit is not None
+    await two.services.lock_audit.move()
     assert (await world.store.list_audit()).items == ()
 
 
@@ -388,10 +390,7 @@ async def test_a_hold_by_hand_counts_with_a_lower_fence_than_the_runs(world: Wor
     unchanged = Transition(status=run.status)
     high = Commit(run_id=run_id, transition=unchanged, read=run.stamp, nonce="high", fence=10**18)
     assert isinstance(await world.store.commit(high), Committed)
-    by_hand = one.services.lock_audit
-    assert by_hand is not None
-    audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
-    answer = await by_hand.hold(f"run/{run_id}", ttl_ms=5_000, audit=audit)
+    answer = await _hold(one, run_id, ttl_ms=5_000)
     assert isinstance(answer, Granted)
     assert answer.fence < 10**18
     assert (await world.run(run_id)).stamp.is_held_by_hand
@@ -402,10 +401,7 @@ async def test_a_hold_by_hand_outlasts_an_outage_of_the_lock_store(world: World)
     one = world.add()
     run_id = await _first_step(world, one)
     (leased,) = await world.lease(one, "work")
-    audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
-    by_hand = one.services.lock_audit
-    assert by_hand is not None
-    assert isinstance(await by_hand.hold(f"run/{run_id}", ttl_ms=60_000, audit=audit), Granted)
+    assert isinstance(await _hold(one, run_id, ttl_ms=60_000), Granted)
     one.locks_away()
     await world.report(one, leased)
     (leased,) = await world.lease(one, "work")  # its class goes on while nobody can be asked
@@ -424,12 +420,9 @@ async def test_a_hold_that_was_neither_written_nor_given_back_counts_later(world
     one, two = world.add(), world.add()
     run_id = await _first_step(world, one)
     (leased,) = await world.lease(one, "work")
-    audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
-    by_hand = two.services.lock_audit
-    assert by_hand is not None
     two.store.away()
     two.locks.always(Fault.ERROR, "release")
-    assert await by_hand.hold(f"run/{run_id}", ttl_ms=60_000, audit=audit) == RunNotMarked()
+    assert await _hold(two, run_id, ttl_ms=60_000) == RunNotMarked()
     two.store.back()
     two.locks.always(Fault.NONE, "release")
     await asyncio.sleep(10)
@@ -448,10 +441,7 @@ async def test_a_hold_wins_against_results_that_settle_all_the_time(world: World
     for _ in range(8):
         world.work(one, "work", takes_s=0.001)
     await asyncio.sleep(0.5)
-    audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
-    by_hand = two.services.lock_audit
-    assert by_hand is not None
-    assert isinstance(await by_hand.hold(f"run/{run_id}", ttl_ms=5_000, audit=audit), Granted)
+    assert isinstance(await _hold(two, run_id, ttl_ms=5_000), Granted)
     before = await world.run(run_id)
     assert before.stamp.is_held_by_hand
     await asyncio.sleep(1)
@@ -465,12 +455,9 @@ async def test_a_hold_that_cannot_be_written_leaves_nothing(world: World) -> Non
     one, two = world.add(), world.add()
     run_id = await _first_step(world, one)
     (leased,) = await world.lease(one, "work")
-    audit = AuditEntry(actor="ops", action="lease.hold", subject=f"run/{run_id}")
-    by_hand = two.services.lock_audit
-    assert by_hand is not None
     for replica in (one, two):
         replica.store.always(Fault.ERROR, "commit")
-    assert await by_hand.hold(f"run/{run_id}", ttl_ms=5_000, audit=audit) == RunNotMarked()
+    assert await _hold(two, run_id, ttl_ms=5_000) == RunNotMarked()
     await world.report(one, leased)
     await asyncio.sleep(4)
     for replica in (one, two):
