@@ -70,7 +70,7 @@ def check_end(world: World) -> None:
         *(f"jobs are ready: {topic}" for topic in state.ready.counts()),
         *(
             f"a lease of {job_id} is left"
-            for job_id in world.ledger.leases
+            for job_id in world.ledger.jobs.leases
             if state.leases.due(job_id) is not None
         ),
         *(f"{name} is locked" for name in world.locks.real.names()),

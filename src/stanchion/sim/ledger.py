@@ -2,15 +2,16 @@
 
 It sees each command in the step in which the store executes it, and checks it against the
 invariants. It derives its facts from commands and answers, and reads the state of the store only
-to compare. The record of locks is in ``lock_ledger``.
+to compare. The records of jobs, locks, budgets and queues are in
+``job_ledger``, ``lock_ledger``, ``budget_ledger`` and ``queue_ledger``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -19,10 +20,10 @@ import msgspec
 from stanchion.core import invariants as of_core
 from stanchion.core.admission import Admitted, Full, Queued, QueueFull
 from stanchion.core.events import Approved, CancelRequested, Rejected
-from stanchion.core.model import Instant, JobId, Risk, Run, RunId, TenantId
+from stanchion.core.model import Instant, Risk, Run, RunId, TenantId
 from stanchion.core.plan import Plan
 from stanchion.core.settings import DEFAULTS, Settings, read_settings
-from stanchion.core.topic_limits import TokenGrant, TopicLimit, token_ttl_ms
+from stanchion.core.topic_limits import TokenGrant, TopicLimit
 from stanchion.core.why import Finding, RunFacts, Surroundings, why
 from stanchion.gateway.cursors import KEY_TRUSTED_MS
 from stanchion.ports.bus import Disposition, Retry
@@ -34,7 +35,6 @@ from stanchion.ports.records import (
     CommitConflict,
     Committed,
     Document,
-    JobState,
     Loaded,
     OldestWaits,
     OutboxRow,
@@ -54,6 +54,7 @@ from stanchion.sim import invariants as must
 from stanchion.sim.budget_ledger import BUDGET_VERBS, BudgetLedger
 from stanchion.sim.cadence import ACTS, CadenceRecord
 from stanchion.sim.history import History
+from stanchion.sim.job_ledger import ON_ITS_WAY_S, OPEN_JOBS, JobLedger
 from stanchion.sim.lock_ledger import NEVER_S, LockLedger, ObservedHold
 from stanchion.sim.loop import Process
 from stanchion.sim.network import SimLink
@@ -110,12 +111,6 @@ _KNOWN_DOCUMENTS: Final = frozenset({"limit", "settings"})
 """Documents by which replicas act. Most reads are of others."""
 _CLOSED: Final = frozenset({Risk.HIGH, Risk.CRITICAL})
 """Classes whose policy no scenario changes: they fail closed."""
-_OPEN_JOBS: Final = frozenset({JobState.READY, JobState.LEASED})
-_READS_KEPT: Final = 50
-_FORGOTTEN_S: Final = 30.0
-"""A call that is held since before a failover has ended so long after it."""
-_ON_ITS_WAY_S: Final = 12.0
-"""A lease granted before a failover may reach its worker so long after it."""
 
 
 class SeenCommand(NamedTuple):
@@ -147,7 +142,7 @@ class Ledger:
     budgets: BudgetLedger
     tallies: defaultdict[str, Counter[str]]
     """The answers that reached each replica, by process: its metrics must match."""
-    limits: tuple[TopicLimit, ...]
+    limits: InitVar[tuple[TopicLimit, ...]]
     job_ttl_ms: int
     retention_ms: int
     settings: list[Settings] = field(default_factory=lambda: [DEFAULTS])
@@ -160,12 +155,6 @@ class Ledger:
         default_factory=lambda: defaultdict(dict)
     )
     unfinished: Counter[str] = field(default_factory=Counter)
-    results: Counter[JobId] = field(default_factory=Counter)
-    leases: dict[JobId, tuple[int, Instant]] = field(default_factory=dict)
-    """Current job leases: fence and end."""
-    job_fences: dict[JobId, int] = field(default_factory=dict)
-    taken: set[tuple[str, int]] = field(default_factory=set)
-    """All results that the store has accepted: job and fence."""
     ambushes: list[Ambush] = field(default_factory=list)
     """Faults that wait for a replica between reading a run and writing it."""
     traps: list[Trap] = field(default_factory=list)
@@ -173,40 +162,37 @@ class Ledger:
     audit_entries: int = 0
     """How many audit entries the store has written."""
     failed_over_at_s: float = NEVER_S
-    limits_changed_at_s: float = NEVER_S
     refused_at_s: dict[str, float] = field(default_factory=dict)
     """When the store last called each tenant full."""
     explained: dict[RunId, tuple[Finding, ...]] = field(default_factory=dict)
     """What ``why`` said about runs that have not changed since."""
     queues: QueueLedger = field(default_factory=QueueLedger)
-    orphans: set[JobId] = field(default_factory=set)
-    """Jobs that were open at a failover. Their results may be lost, but still be applied."""
     clocks: dict[str, Clock] = field(default_factory=dict)
     """The clock of each replica, by process."""
     cadences: dict[str, CadenceRecord] = field(default_factory=dict)
     """How soon and how often each replica asks, by process."""
     purged: dict[RunId, PurgedRun] = field(default_factory=dict)
     """Runs that were removed after their retention."""
+    jobs: JobLedger = field(init=False)
     schedules: ScheduleRecord = field(init=False)
     bulks: BulkRecord = field(init=False)
     log: LogRecord = field(init=False)
     offsets: OffsetRecord = field(init=False)
     tokens: TokenRecord = field(init=False)
-    _limits_sent_at_s: dict[str, float] = field(default_factory=dict)
-    """By process: when the store last answered a read of the topic limits."""
-    _limits_read: defaultdict[str, deque[tuple[float, float]]] = field(
-        default_factory=lambda: defaultdict(lambda: deque(maxlen=_READS_KEPT))
-    )
-    """By process: when its last answers have arrived, and when the store gave them."""
     _freed_by: dict[RunId, TenantId] = field(default_factory=dict)
     """Runs whose end has freed a slot, also of those that were promoted and never started."""
-    _leased_by: dict[JobId, float] = field(default_factory=dict)
-    """Of the limits that each job was leased by: when the store had them."""
     _observers: dict[str, list[Callable[[SeenCommand], None]]] = field(default_factory=dict)
     sent_verbs: frozenset[str] = _COMMITS | _CADENCE_SENT | {"report_replica"}
     brought_verbs: frozenset[str] = _BROUGHT
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, limits: tuple[TopicLimit, ...]) -> None:
+        self.jobs = JobLedger(
+            self.history,
+            self.store,
+            ttl_ms=self.job_ttl_ms,
+            limits=limits,
+            check_rows=self._rows,
+        )
         self.schedules, self.bulks = ScheduleRecord(self), BulkRecord(self)
         self.schedules.watch()
         self.bulks.watch()
@@ -262,7 +248,7 @@ class Ledger:
                 abandoned = sum(not job.is_timed_out for job in answer)
                 tally["scheduler_job_lock_abandoned"] += abandoned
             case "list_documents", _ if arguments[0] == "limit":
-                self._limits_arrived(link.caller.name)
+                self.jobs.limits_arrived(link.caller.name)
             case "document", Document() if arguments[0] == "settings":
                 self._learned(link.caller.name, answer.value)
             case "put_document", Document() if arguments[0] == "settings":
@@ -306,19 +292,6 @@ class Ledger:
                 cadence.limits_came((arguments, answer))
             case _:
                 pass
-
-    def _limits_arrived(self, name: str) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self._limits_read[name].append((now_s, self._limits_sent_at_s[name]))
-
-    def _limits_known_since_s(self, name: str) -> float:
-        """When the store had the limits by which a replica leases now.
-
-        Its tokens may have been taken a second ago.
-        """
-        until_s = asyncio.get_running_loop().time() - 1.0
-        read = [sent_s for arrived_s, sent_s in self._limits_read[name] if arrived_s <= until_s]
-        return read[-1] if read else NEVER_S
 
     def _learned(self, name: str, document: Any) -> None:  # noqa: ANN401 - JSON
         known = self.known_settings.setdefault(name, [(None, DEFAULTS)])
@@ -381,38 +354,6 @@ class Ledger:
         said = f"{tenant} was told that it is full, and its key {key} has the run {known}"
         self.history.check("a known key is replayed", [said] if is_wrong else [])
 
-    def works(self, job_id: JobId, fence: int, since_s: float) -> None:
-        """A worker acts on a job and trusts its lease."""
-        if since_s <= self.failed_over_at_s + _ON_ITS_WAY_S:
-            return  # The failover may have lost the lease, and the worker cannot know.
-        file = self.store.real.state.jobs.get(job_id)
-        now = self.store.clock.now()
-        self.history.check(
-            "a trusted lease is owned", must.job_holder_owns(job_id, fence, file, now)
-        )
-
-    def believes(self, job_id: JobId, fence: int, believed_ms: float) -> None:
-        """A worker trusts its lease of a job for so long."""
-        file = self.store.real.state.jobs.get(job_id)
-        if self.is_after_failover() or file is None or file.state not in _OPEN_JOBS:
-            return  # Lost in a failover; or revoked, which ends a lease at any time.
-        holder, until = self.leases.get(job_id, (None, None))
-        kept_ms = until - self.store.clock.now() if until is not None and holder == fence else 0
-        said = must.belief_is_covered(job_id, believed_ms=believed_ms, kept_ms=kept_ms)
-        self.history.check("no deadline is after the server's", said)
-
-    def is_leased(self, job_id: JobId, fence: int) -> bool:
-        """Whether a worker has the job with this fence, as its replica must know."""
-        if asyncio.get_running_loop().time() <= self.failed_over_at_s + _FORGOTTEN_S:
-            return False  # The replica may have learned before that the job had ended.
-        return self.leases.get(job_id, (None, None))[0] == fence
-
-    def told_accepted(self, job_id: str, fence: int) -> None:
-        """A worker was told that its result is durable."""
-        is_taken = (job_id, fence) in self.taken
-        said = [] if is_taken else [f"{job_id}: a worker was told 'accepted', and it is not"]
-        self.history.check("no accepted result is lost", said)
-
     # ── What the store does ──────────────────────────────────────────────────────────────────────
 
     def stored(
@@ -429,7 +370,7 @@ class Ledger:
             self.cadences[link.caller.name].executed(verb, arguments)
         if verb in _READS:
             if verb == "list_documents" and arguments[0] == "limit":
-                self._limits_sent_at_s[link.caller.name] = self.store.process.loop.now_s
+                self.jobs.limits_sent(link.caller.name)
             if verb in _NOTES or verb in self._observers:
                 self._note(link, verb, arguments, answer, is_late=is_late)
             return
@@ -526,7 +467,7 @@ class Ledger:
     def is_after_failover(self) -> bool:
         """Whether the store has just failed over: what was read before it may be lost."""
         now_s = asyncio.get_running_loop().time()
-        return now_s <= self.failed_over_at_s + _ON_ITS_WAY_S
+        return now_s <= self.failed_over_at_s + ON_ITS_WAY_S
 
     def may_be_lost(self, *, asked_at_s: float) -> bool:
         """Whether a cursor that was asked for then may be sealed with a key that was lost."""
@@ -565,8 +506,7 @@ class Ledger:
         self.schedules.failed_over(state)
         self.bulks.failed_over(state)
         self.failed_over_at_s = asyncio.get_running_loop().time()
-        stored = state.documents.get("limit", {}).values()
-        self.limits = tuple(msgspec.convert(each.value, TopicLimit) for each in stored)
+        self.jobs.failed_over(state)
         self.explained.clear()
         self.budgets.failed_over()
         self.runs = {run_id: file.run for run_id, file in state.runs.items()}
@@ -578,12 +518,6 @@ class Ledger:
             run.tenant for run in self.runs.values() if run.holds_slot and run.status.uses_slot
         )
         self.queues.failed_over(state)
-        self.results.clear()
-        self.leases.clear()
-        self.orphans |= {id_ for id_, each in state.jobs.items() if each.state in _OPEN_JOBS}
-        for job_id, each in state.jobs.items():
-            if each.expires_at is not None:
-                self.leases[job_id] = (each.fence, each.expires_at)
 
     def admitted(self, seen: SeenCommand) -> None:
         """Check an admission."""
@@ -692,7 +626,7 @@ class Ledger:
             before is None or before.stamp.nonce != commit.nonce
         ):
             answers = tuple(Accepted(each.job_id, commit.run_id) for each in results)
-            self.accepted(seen._replace(answer=answers))
+            self.jobs.accepted(seen._replace(answer=answers))
             file = self.store.real.state.runs[commit.run_id]
             said = must.settle_overtakes_nothing(commit.run_id, list(file.inbox))
             self.history.check("a settle overtakes nothing", said)
@@ -702,7 +636,7 @@ class Ledger:
         """Have a run explained, and compare it with the record; its next change is compared too."""
         run_id, found = facts.run.id, why(facts, Surroundings())
         self.history.check("why tells the truth", must.why_names_facts(facts, found))
-        leases = {job_id: fence for job_id, (fence, _) in self.leases.items()}
+        leases = {job_id: fence for job_id, (fence, _) in self.jobs.leases.items()}
         self.history.check("why tells the truth", must.why_is_true(facts.run, found, leases))
         self.explained[run_id] = found
 
@@ -755,83 +689,6 @@ class Ledger:
                 each for each in self.ambushes if not run(each, seen.who, run_id, hold)
             ]
 
-    def accepted(self, seen: SeenCommand) -> None:
-        """Check accepted results."""
-        for result, answer in zip(seen.arguments[0], seen.answer, strict=True):
-            word = "rejected"
-            if isinstance(answer, Accepted):
-                word = "accepted again" if answer.repeated else "accepted"
-            self.history.tell(f"store  {seen.who.name} {result.job_id}: {word}")
-            if not isinstance(answer, Accepted) or answer.repeated:
-                continue
-            holder, _ = self.leases.pop(result.job_id, (None, None))
-            before = self.results[result.job_id]
-            self.history.check(
-                "each effect is accepted once",
-                must.accepted_once(result.job_id, fence=result.fence, holder=holder, before=before),
-            )
-            self.results[result.job_id] += 1
-            self.taken.add((result.job_id, result.fence))
-            self._rows([answer.run_id])
-
-    def leased(self, seen: SeenCommand) -> None:
-        """Check leases of jobs."""
-        now, check = self.store.clock.now(), self.history.check
-        for each in seen.answer:
-            job_id = each.job.id
-            _, until = self.leases.get(job_id, (0, None))
-            check("grants are disjoint", must.grant_is_disjoint(job_id, until=until, now=now))
-            before = self.job_fences.get(job_id, 0)
-            check(
-                "fences rise",
-                must.fence_rises(job_id, before=before, now=each.fence, strictly=True),
-            )
-            self.job_fences[job_id] = each.fence
-            self.leases[job_id] = (each.fence, each.expires_at)
-            self._leased_by[job_id] = self._limits_known_since_s(seen.who.name)
-            self._term(job_id)
-            self.history.tell(f"store  {seen.who.name} {job_id}: leased, {each.deliveries}.")
-        if seen.answer:
-            self._limited()
-
-    def renewed(self, seen: SeenCommand) -> None:
-        """Record renewed and lost leases of jobs."""
-        state, now, check = self.store.real.state, self.store.clock.now(), self.history.check
-        for lease in seen.arguments[0]:
-            job_id = lease.job_id
-            known, file = self.leases.get(job_id), state.jobs.get(job_id)
-            if job_id in seen.answer.renewed:
-                holder, until = (None, None) if known is None else known
-                check(
-                    "a renewal extends what stands",
-                    must.renewal_extends_what_stands(
-                        job_id, fence=lease.fence, holder=holder, until=until, now=now
-                    ),
-                )
-                self._term(job_id)
-            if known is not None and file is not None and file.expires_at is not None:
-                self.leases[job_id] = (known[0], file.expires_at)
-        if seen.answer.renewed:
-            self._limited()
-
-    def _term(self, job_id: JobId) -> None:
-        file, now = self.store.real.state.jobs[job_id], self.store.clock.now()
-        said = must.term_is_as_asked(job_id, until=file.expires_at, now=now, ttl_ms=self.job_ttl_ms)
-        self.history.check("a lease lasts its term", said)
-
-    def expired(self, seen: SeenCommand) -> None:
-        """Check expired leases of jobs."""
-        now = self.store.clock.now()
-        for each in seen.answer:
-            _, until = self.leases.pop(each.job_id, (0, None))
-            if not each.is_timed_out:
-                self.history.check(
-                    "grants are disjoint", must.grant_is_disjoint(each.job_id, until=until, now=now)
-                )
-            self._rows([each.run_id])
-            end = "dead" if each.is_dead else "timed out" if each.is_timed_out else "ready again"
-            self.history.tell(f"store  {seen.who.name} {each.job_id}: {end}")
-
     def taken_up(self, seen: SeenCommand) -> None:
         """Record taken outbox rows and fired timers."""
         self._rows(getattr(each, "run_id", each) for each in seen.answer)
@@ -864,9 +721,7 @@ class Ledger:
             del self.runs[run.id]
             self.explained.pop(run.id, None)
             self.purged[run.id] = PurgedRun(run, asyncio.get_running_loop().time())
-            # A cancelled run's jobs are gone with it, though a lease has not ended.
-            for job_id in [each for each in self.leases if each.startswith(f"{run.id}:")]:
-                del self.leases[job_id]
+            self.jobs.forget(run.id)
         for runs in self.keys.values():
             for run_id in self.purged.keys() & runs.keys():
                 del runs[run_id]
@@ -884,9 +739,7 @@ class Ledger:
     def patched(self, seen: SeenCommand) -> None:
         """A document was written."""
         if isinstance(seen.answer, Document) and seen.arguments[0] == "limit":
-            limit = msgspec.convert(seen.arguments[2], TopicLimit)
-            self.limits = (*(each for each in self.limits if each.id != limit.id), limit)
-            self.limits_changed_at_s = asyncio.get_running_loop().time()
+            self.jobs.limit_changed(msgspec.convert(seen.arguments[2], TopicLimit))
         if isinstance(seen.answer, Document) and seen.arguments[0] == "settings":
             settings = self.settings_in(seen.arguments[2])
             if settings is not None:
@@ -909,12 +762,12 @@ class Ledger:
         open_jobs = [
             job
             for job in file.jobs
-            if state.jobs[job].state in _OPEN_JOBS and job not in self.orphans
+            if state.jobs[job].state in OPEN_JOBS and job not in self.jobs.orphans
         ]
         said = of_core.of_work(
             plan, file.run, file.items.items(), open_jobs=open_jobs, timers=list(file.timers)
         )
-        if file.inbox or self.orphans:
+        if file.inbox or self.jobs.orphans:
             # What has happened and is not applied yet is waited for, and not out any more.
             said = [each for each in said if each.endswith("is out and not waited for")]
         self.history.check("what is waited for is out there", sorted(said))
@@ -926,32 +779,6 @@ class Ledger:
             self.history.check(
                 "one row for whatever lies in an inbox", must.inbox_has_row(state, run_id)
             )
-
-    def _limited(self) -> None:
-        """Leases are within the topic limits.
-
-        Except for a term after writes were lost, and after a limit was lowered. A replica may know
-        the old limit for two seconds, and its last lease by it may be a second on its way. One that
-        was paused or could not read the limits goes on by those that it knows.
-        """
-        now_s = asyncio.get_running_loop().time()
-        lost_for_s = token_ttl_ms(self.job_ttl_ms) / 1000 + _ON_ITS_WAY_S
-        lowered_for_s = self.job_ttl_ms / 1000 + 3.5
-        if (
-            now_s <= self.failed_over_at_s + lost_for_s
-            or now_s <= self.limits_changed_at_s + lowered_for_s
-        ):
-            return
-        jobs, now = self.store.real.state.jobs, self.store.clock.now()
-        standing = [
-            jobs[job_id].job
-            for job_id, (_, until) in self.leases.items()
-            if until > now and jobs[job_id].state is JobState.LEASED
-        ]
-        if any(self._leased_by.get(job.id, 0.0) < self.limits_changed_at_s for job in standing):
-            return
-        said = must.topic_limits_hold(self.limits, standing)
-        self.history.check("never above a topic limit", said)
 
     def _slots(self, tenant: TenantId) -> None:
         counted = self.store.real.state.peek(tenant).active
@@ -973,10 +800,10 @@ _NOTES: Final[Mapping[str, Callable[[Ledger, SeenCommand], None]]] = MappingProx
         "commit": Ledger.committed,
         "load": Ledger.loaded,
         "settle": Ledger.settled,
-        "accept": Ledger.accepted,
-        "lease_jobs": Ledger.leased,
-        "renew_jobs": Ledger.renewed,
-        "expire_jobs": Ledger.expired,
+        "accept": lambda ledger, seen: ledger.jobs.accepted(seen),
+        "lease_jobs": lambda ledger, seen: ledger.jobs.leased(seen),
+        "renew_jobs": lambda ledger, seen: ledger.jobs.renewed(seen),
+        "expire_jobs": lambda ledger, seen: ledger.jobs.expired(seen),
         "take_outbox": Ledger.taken_up,
         "fire_timers": Ledger.fired,
         "put_receipts": Ledger.receipted,

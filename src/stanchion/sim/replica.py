@@ -120,7 +120,7 @@ class Replica:
             to_store,
             hears_bells=place.bus is not None,
             is_leaving=lambda: self.is_leaving,
-            is_leased=place.ledger.is_leased,
+            is_leased=place.ledger.jobs.is_leased,
         )
         place.ledger.cadences[self.process.name] = self.cadence
         self.store = place.store_port(to_store, place.store, place.ledger)

@@ -172,7 +172,7 @@ class Hands:
             if quarter % 2:
                 job.usage(tokens=1 + int(4 * fate))
             if job.lost is None:
-                self._ledger.works(JobId(job.job_id), job.fence, since_s)
+                self._ledger.jobs.works(JobId(job.job_id), job.fence, since_s)
                 self.leases.goes_on(job)
                 self._believes(job, since_s)
         sent = handled(self._seed, job.job_id, job.topic, job.attempt, job.input)
@@ -191,7 +191,7 @@ class Hands:
         hold = getattr(job, "_hold", None)
         if isinstance(hold, HeldJob) and since_s > self._ledger.failed_over_at_s:
             believed_ms = self.clock.for_servers_ms(hold.trusted_for_ms)
-            self._ledger.believes(JobId(job.job_id), job.fence, believed_ms)
+            self._ledger.jobs.believes(JobId(job.job_id), job.fence, believed_ms)
 
 
 class _Told(WorkerTransport):
@@ -219,7 +219,7 @@ class _Told(WorkerTransport):
             accepted = msgspec.json.decode(answer.body, type=ResultsAnswer).accepted
             for each in sent:
                 if each.job_id in accepted:
-                    self._ledger.told_accepted(each.job_id, each.fence)
+                    self._ledger.jobs.told_accepted(each.job_id, each.fence)
                     self._ledger.budgets.told_accepted(each.job_id, each.fence, each.usage)
         return answer
 
