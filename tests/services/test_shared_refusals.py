@@ -233,7 +233,7 @@ class Checked:
         self.asked: list[tuple[list[StartTerms], list[str]]] = []
         self.answers: asyncio.Queue[StartsChecked | None] = asyncio.Queue()
         self.checks = SharedChecks(self.check)
-        self.checks.heard(ACME, is_full=True)
+        self.checks.note_fullness(ACME, is_full=True)
 
     async def check(
         self, _tenant: TenantId, terms: Sequence[StartTerms], keys: Collection[str]
@@ -255,7 +255,7 @@ async def turns(count: int) -> None:
 async def test_nobody_waits_before_a_tenant_that_is_not_known_to_be_full() -> None:
     store = Checked()
     assert store.checks.is_full(ACME)
-    store.checks.heard(ACME, is_full=False)
+    store.checks.note_fullness(ACME, is_full=False)
     assert not store.checks.is_full(ACME)
     assert await store.checks.check(ACME, TERMS, None) is None
     assert store.asked == []
@@ -309,7 +309,7 @@ async def test_after_an_admission_or_a_failure_everybody_asks_for_himself() -> N
     store = Checked()
     under_way = await store.callers("a")
     waiting = await store.callers("b")
-    store.checks.heard(ACME, is_full=False)
+    store.checks.note_fullness(ACME, is_full=False)
     assert await waiting[0] is None
     store.answers.put_nowait(None)
     assert await under_way[0] is None
@@ -329,7 +329,7 @@ async def test_only_so_many_tenants_are_remembered_and_whoever_waits_is_not_forg
     await store.callers("a")
     waiting = await store.callers("b")
     for number in range(FULL_TENANTS_MAX):
-        store.checks.heard(TenantId(f"t{number}"), is_full=True)
+        store.checks.note_fullness(TenantId(f"t{number}"), is_full=True)
     assert await waiting[0] is None
     assert not store.checks.is_full(ACME)
     store.answers.put_nowait(None)

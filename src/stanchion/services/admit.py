@@ -281,8 +281,8 @@ class Admitter:
             return []
         wishes = [*dict.fromkeys(wish for _, wish in rows)]
         keys = dict.fromkeys(key for key, _ in rows if key is not None)
-        asked = [replace(terms, on_full=wish) for wish in wishes]
-        checked = await self._check(call.tenant, asked, keys)
+        wanted = [replace(terms, on_full=wish) for wish in wishes]
+        checked = await self._check(call.tenant, wanted, keys)
         if checked is None:
             return []
         refused = dict(zip(wishes, checked.refused, strict=True))
@@ -296,8 +296,10 @@ class Admitter:
                 break
             else:
                 verdicts.append(verdict)
-        told = (self.answers.known_or_refused(call, each, RunStatus.RUNNING) for each in verdicts)
-        return [*await asyncio.gather(*told)]
+        answers = (
+            self.answers.known_or_refused(call, each, RunStatus.RUNNING) for each in verdicts
+        )
+        return [*await asyncio.gather(*answers)]
 
     async def _check(
         self, tenant: TenantId, terms: Sequence[StartTerms], keys: Collection[str]
@@ -332,15 +334,15 @@ class Admitter:
         self,
         call: GateCall,
         rows: Sequence[PreparedRow[_Refusal]],
-        asked: Sequence[Admission],
+        admissions: Sequence[Admission],
         again: AgainRows[_Refusal],
         on_judged: Callable[[], None] | None = None,
     ) -> list[Passed | _Refusal]:
-        """Like ``admit`` for starts of a batch, at least one, in one step of the store.
+        """Ask the store, in one step, to admit the starts of a batch; there is at least one.
 
-        ``asked`` are their admissions, prepared for the store; ``again`` prepares those with these
-        places once more. ``on_judged`` is called as soon as the store has judged all of them,
-        unless one was too late or changed each time.
+        ``admissions`` are those of the rows, prepared for the store. ``again`` prepares the rows
+        at the given places once more. ``on_judged`` is called as soon as the store has judged all
+        rows, unless one was too late or changed each time.
 
         The rows may also be single starts, each of which has a turn of its own.
         """
@@ -361,14 +363,14 @@ class Admitter:
                     for place, row in zip(stale, fresh, strict=True):
                         newest[place] = row
                     known = newest
-                    asked = [row.admission for row in fresh]
-                said: list[Verdict] = []
-                for part in _by_items(asked) if tried else [asked]:
-                    said += await self._ask_many(call, part)
-                verdicts |= zip(stale, said, strict=True)
+                    admissions = [row.admission for row in fresh]
+                judgements: list[Verdict] = []
+                for part in _by_items(admissions) if tried else [admissions]:
+                    judgements += await self._ask_many(call, part)
+                verdicts |= zip(stale, judgements, strict=True)
                 stale = [
                     place
-                    for place, verdict in zip(stale, said, strict=True)
+                    for place, verdict in zip(stale, judgements, strict=True)
                     if isinstance(verdict, judged.StaleDefinition) and known[place].refused is None
                 ]
                 if not stale:
@@ -376,15 +378,15 @@ class Admitter:
         kinds = {*map(type, verdicts.values())}
         if on_judged is not None and not stale and judged.TooLate not in kinds:
             on_judged()
-            # The store gets the next rows of the batch before these are told.
+            # The store gets the next rows of the batch before the callers of these are answered.
             for _ in range(_TURNS_TO_SEND):
                 await asyncio.sleep(0)
         if isinstance(known, PreparedAlike) and kinds == _ALL_ADMITTED:
-            self._tell_alike(known)
+            self._announce_alike(known)
             status = known.starts.first.run.status
             return [RunStarted(row.run_id, status, replayed=False) for row in known.starts.rows]
         known = [*known]
-        self._tell_all(call.tenant, known, verdicts)
+        self._announce_rows(call.tenant, known, verdicts)
         return await self.answers.of_rows(call, known, verdicts)
 
     async def _ask_many(self, call: GateCall, admissions: Sequence[Admission]) -> Sequence[Verdict]:
@@ -402,7 +404,7 @@ class Admitter:
             elif isinstance(verdict, _FULL) and admissions[place].queue.on_full is None:
                 is_full = True
         if is_full is not None:
-            self._heard(call.tenant, is_full=is_full)
+            self._note_fullness(call.tenant, is_full=is_full)
         return verdicts
 
     async def _traced_gate(
@@ -425,9 +427,9 @@ class Admitter:
         self._store_answered()
         if isinstance(verdict, _FULL) and admission.queue.on_full is None:
             # A start with its own ``on_full`` says nothing about the others.
-            self._heard(call.tenant, is_full=True)
+            self._note_fullness(call.tenant, is_full=True)
         elif isinstance(verdict, _BEGUN) and admission.run.holds_slot:
-            self._heard(call.tenant, is_full=False)
+            self._note_fullness(call.tenant, is_full=False)
         return verdict
 
     def _store_ms(self, call: GateCall) -> int:
@@ -435,8 +437,8 @@ class Admitter:
         left_ms = call.ends_at - self._context.clock.moment()
         return max(1, min(STORE_MS_MAX, left_ms))
 
-    def _heard(self, tenant: TenantId, *, is_full: bool) -> None:
-        self._checks.heard(tenant, is_full=is_full)
+    def _note_fullness(self, tenant: TenantId, *, is_full: bool) -> None:
+        self._checks.note_fullness(tenant, is_full=is_full)
         if is_full:
             self._limiter.send_away(tenant)
 
@@ -488,7 +490,7 @@ class Admitter:
         for _ in range(TRIES_MAX):
             verdict = await self.ask(call, ready.admission)
             if isinstance(verdict, judged.Admitted):
-                self._tell(ready)
+                self._announce(ready)
                 run = ready.admission.run
                 return RunStarted(run.id, run.status, replayed=False)
             if not isinstance(verdict, judged.StaleDefinition) or again is None:
@@ -501,7 +503,7 @@ class Admitter:
             ready = fresh
         return self.answers.store_failed(call, CHANGED_EACH_TIME)
 
-    def _tell(self, ready: PreparedStart) -> None:
+    def _announce(self, ready: PreparedStart) -> None:
         """Ring the bells for the jobs, the tenant's feed and the run's end."""
         run, transition, bus = ready.admission.run, ready.admission.transition, self._context.bus
         self._on_admitted(run, ready.plan)
@@ -509,12 +511,12 @@ class Admitter:
             bus.ring(Bell.READY, topic)
         bus.ring(Bell.CHANGED, run.tenant)
         if run.status.is_finished:
-            self._tell_end(run)
+            self._announce_end(run)
 
-    def _tell_all(
+    def _announce_rows(
         self, tenant: TenantId, rows: Sequence[PreparedRow[Any]], verdicts: Mapping[int, Verdict]
     ) -> None:
-        """Like ``_tell``, for the starts of a batch that got a run: each bell once."""
+        """Like ``_announce``, for the starts of a batch that got a run: each bell once."""
         bus, topics, is_changed = self._context.bus, set[Topic](), False
         for place, row in enumerate(rows):
             verdict, run = verdicts[place], row.admission.run
@@ -525,13 +527,13 @@ class Admitter:
                     if isinstance(effect, DispatchJob):
                         topics.add(effect.job.topic)
                 if run.status.is_finished:
-                    self._tell_end(run)
+                    self._announce_end(run)
         for topic in sorted(topics):
             bus.ring(Bell.READY, topic)
         if is_changed:
             bus.ring(Bell.CHANGED, tenant)
 
-    def _tell_alike(self, rows: PreparedAlike[Any]) -> None:
+    def _announce_alike(self, rows: PreparedAlike[Any]) -> None:
         """The same for starts that begin alike, all of which got a run: none has ended."""
         starts, plan, bus = rows.starts, rows.plan, self._context.bus
         if self._on_alike_admitted is not None:
@@ -543,8 +545,8 @@ class Admitter:
             bus.ring(Bell.READY, topic)
         bus.ring(Bell.CHANGED, starts.first.run.tenant)
 
-    def _tell_end(self, run: Run) -> None:
-        """Tell that a run ended with its first transition."""
+    def _announce_end(self, run: Run) -> None:
+        """Announce that a run ended with its first transition."""
         self._context.bus.ring(Bell.FINISHED, run.id)
         self._context.signals.finished(run, run.status)
         if telemetry.tracing is not None and run.traceparent is not None:

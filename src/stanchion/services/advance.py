@@ -12,20 +12,19 @@ has changed or its inbox is not empty. In all other cases the results are accept
 first, and the turn goes on as above. Results that arrive while the run is being settled wait for
 the next step of the same turn.
 
-Classes that go on without the lock store, and after a lost lease, settle without the lease if it
-was granted here in the last half minute, or if the lock store has answered a moment ago. So the
-first result of a run on a quiet replica asks for the lease: it notices if the lock store is away.
-``settle`` compares all that the lease could protect for them, and an advance of another replica
-always has an entry in the inbox, so the two never compete. A run that is not remembered here, or
-has changed elsewhere since, is read first: two steps of the store, where acceptance, lease, read,
-commit and release are five. The other classes settle only if the question of the lease is answered
-without the lock store.
+Classes that continue without the lock store and after a lost lease settle without the lease, if it
+was granted here in the last half minute or if the lock store answered a moment ago. Otherwise the
+lease is requested, so that a quiet replica also detects that the lock store is down. This is safe:
+``settle`` checks everything that the lease protects for these classes, and an advance by another
+replica always has an entry in the inbox, so the two never compete. A run that is not in the cache,
+or has changed elsewhere, is read first: two store operations instead of five (accept, lease, read,
+commit, release). The other classes settle only if the lease needs no call to the lock store.
 
-No event is lost. It stays in the inbox, and its outbox row in the store, until the commit that
-applies it; so an answer other than ``Advanced`` means that the run is advanced later.
+No event is lost. The event and its outbox row stay in the store until the commit that applies the
+event, so an answer other than ``Advanced`` means that the run is advanced later.
 
-Holding a run by hand writes the fence of that hold to the run, with a stamp that says so. From then
-on its results need the lease, until a commit under a lease has written another stamp.
+Holding a run by hand writes the fence of that hold and a mark in the stamp to the run. Its results
+then need the lease until a commit under a lease has replaced the stamp.
 
 There are three kinds of failure. *RunBusy*: another replica holds the run's lease. *PutOff*: a
 backend is unavailable, or policy says to wait for the lock store. *AdvanceFailed*: our own handling
@@ -358,7 +357,7 @@ class Advancer:
         """Whether results of the run may be settled without its lease, if it need not be read.
 
         The lease is asked for unless it was granted here lately, or the lock store has answered a
-        moment ago: if it is away policy decides, and fallbacks are counted.
+        moment ago: if that store is down, policy decides, and fallbacks are counted.
         """
         of, remote = self._classes.get(run_id), self._leasing.remote
         if remote is not None and remote.health.error is not None:
@@ -727,7 +726,7 @@ class Advancer:
                         tenant=first.tenant,
                     )
                 )
-            except Exception as error:  # noqa: BLE001 - it belongs to those who sent the results
+            except Exception as error:  # noqa: BLE001 - it is the answer to the senders of the results
                 for each in together:
                     if not each.answer.done():
                         each.answer.set_exception(error)
@@ -816,7 +815,7 @@ class Advancer:
             tracing = telemetry.tracing
             if tracing is not None and after.traceparent is not None:
                 tracing.run_ended(after, after.traceparent)
-        self._tell(run, transition)
+        self._announce(run, transition)
         # The others have outbox rows that are due: a raised cap promotes hundreds, and each of them
         # promotes more.
         for run_id in done.promoted[:NUDGED_MAX]:
@@ -892,7 +891,7 @@ class Advancer:
             log_event(logging.ERROR, "plan_failed", run=run.id, error=repr(error))
             return None
 
-    def _tell(self, run: Run, transition: Transition) -> None:
+    def _announce(self, run: Run, transition: Transition) -> None:
         effects = transition.effects
         topics = {effect.job.topic for effect in effects if type(effect) is DispatchJob}
         for topic in sorted(topics):

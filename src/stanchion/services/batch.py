@@ -167,11 +167,11 @@ class Batches:
                 refused = await self._refused_at_once(call, given)
                 if len(refused) == len(given):
                     return refused
-            rows, asked = ready or await prepared()
+            rows, admissions = ready or await prepared()
             return await self._admitter.admit_many(
                 call,
                 rows,
-                asked,
+                admissions,
                 lambda places: self._preparer.rows_again(call, given, places),
                 turn.judged,
             )
@@ -208,10 +208,10 @@ class Batches:
             given = given[: are_faulty.index(True)] if True in are_faulty else given
         rows = [(row.key, row.queue.on_full) for row in given]
 
-        async def asked(place: int) -> str:
+        async def fingerprint(place: int) -> str:
             return await self._preparer.fingerprint(call, given[place])
 
-        return [*await self._admitter.refused_rows(call, linked.terms, rows, asked)]
+        return [*await self._admitter.refused_rows(call, linked.terms, rows, fingerprint)]
 
 
 class _Turn:

@@ -171,8 +171,10 @@ class Gate:
         )
         self._admitter.begin_span(call)
         pending = self._preparer.pending(tenant, linked, {"input": input}, holds_slot=False)
-        asked = fingerprint_of(call, call.workflow_id, {"input": input})
-        ready = await self._preparer.ready(call, linked.plan, pending, asked=asked, actor=actor)
+        fingerprint = fingerprint_of(call, call.workflow_id, {"input": input})
+        ready = await self._preparer.ready(
+            call, linked.plan, pending, fingerprint=fingerprint, actor=actor
+        )
         answer = await self._admitter.in_time(call, self._admitter.admit(call, ready))
         # Only a run that takes a slot can meet a full tenant, and a single job reserves nothing.
         assert not isinstance(answer, GateFull | QueueOff | GateOverBudget)
@@ -239,11 +241,11 @@ class Gate:
         given = [each.given for each in starting]
         try:
             rows = await self._preparer.rows_together(call, starting[0].linked, given)
-            asked = self._preparer.admissions(rows)
+            admissions = self._preparer.admissions(rows)
         except Exception:  # noqa: BLE001 - that of one must not be that of the others
             return None
         return await self._admitter.admit_many(
-            call, rows, asked, lambda places: self._preparer.rows_again(call, given, places)
+            call, rows, admissions, lambda places: self._preparer.rows_again(call, given, places)
         )
 
     async def _linked(
@@ -292,8 +294,8 @@ class Gate:
         if call.key is None:
             return None
         given = given._replace(key=call.key)
-        asked = await self._preparer.fingerprint(call, given)
-        verdict = await self._admitter.ask(call, self._preparer.lookup(call, given, asked))
+        fingerprint = await self._preparer.fingerprint(call, given)
+        verdict = await self._admitter.ask(call, self._preparer.lookup(call, given, fingerprint))
         match verdict:
             case judged.Replayed(run_id):
                 return await self._admitter.answers.replayed(call, run_id, RunStatus.RUNNING)

@@ -150,8 +150,8 @@ class SharedChecks:
         waiting = self._full.get(tenant)
         return waiting is not None and waiting.task is not None
 
-    def heard(self, tenant: TenantId, *, is_full: bool) -> None:
-        """Note the store's verdict on a start: refused for want of a slot, or else admitted.
+    def note_fullness(self, tenant: TenantId, *, is_full: bool) -> None:
+        """Note the store's verdict on a start: refused because no slot is free, or admitted.
 
         After an admission, callers that wait for the next check query the store for themselves.
         """

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stanchion import telemetry
-from stanchion.core.admission import fingerprint
+from stanchion.core import admission as judged
 from stanchion.core.audit import AuditEntry
 from stanchion.core.events import Started as StartRequested
 from stanchion.core.faults import BATCH_FAULTS_MAX, Fault, WorkflowFaults
@@ -172,7 +172,7 @@ class Preparer:
     async def start(
         self, call: GateCall, linked: Linked, given: StartParams
     ) -> PreparedStart | StartAnswer:
-        asked = "" if call.key is None else await self.fingerprint(call, given)
+        fingerprint = "" if call.key is None else await self.fingerprint(call, given)
         pending = self.pending(
             call.tenant,
             linked,
@@ -186,7 +186,7 @@ class Preparer:
             call,
             linked.plan,
             pending,
-            asked=asked,
+            fingerprint=fingerprint,
             actor=given.actor,
             definitions=linked.definitions,
             tick=given.tick,
@@ -202,7 +202,7 @@ class Preparer:
         plan: Plan,
         pending: Run,
         *,
-        asked: str,
+        fingerprint: str,
         actor: str,
         definitions: dict[WorkflowId, int] | None = None,
         tick: TickMark | None = None,
@@ -219,7 +219,7 @@ class Preparer:
             before=pending if pending.holds_slot else None,
             transition=transition,
             key=call.key,
-            fingerprint=asked,
+            fingerprint=fingerprint,
             definitions=definitions or {},
             tick=tick,
             queue=queue,
@@ -264,9 +264,9 @@ class Preparer:
         self, call: GateCall, linked: Linked, given: Sequence[StartParams]
     ) -> Sequence[PreparedRow[NotStarted]]:
         """What the store is asked for starts whose inputs the plan accepts."""
-        looked = [(await self.fingerprint(call, each), ()) for each in given]
-        alike = await self._alike_rows(call, linked, given, looked)
-        return alike or await self._rows_apart(call, linked, given, looked)
+        checks = [(await self.fingerprint(call, each), ()) for each in given]
+        alike = await self._alike_rows(call, linked, given, checks)
+        return alike or await self._rows_apart(call, linked, given, checks)
 
     async def rows_again(
         self, call: GateCall, given: Sequence[StartParams], places: Sequence[int]
@@ -289,49 +289,51 @@ class Preparer:
         if isinstance(linked, Linked):
             schema = linked.plan.body.schema
 
-        def looked_at(row: StartParams) -> tuple[str, tuple[Fault, ...]]:
-            asked = fingerprint(call.workflow_id, row.body)
+        def checked(row: StartParams) -> tuple[str, tuple[Fault, ...]]:
+            fingerprint = judged.fingerprint(call.workflow_id, row.body)
             if schema is None:
-                return asked, ()
+                return fingerprint, ()
             # A hundred faults take two hundred times as long as the first.
             faults = schema.faults(row.input, first_only=call.faults_left <= 0 or not is_fresh)
             if is_fresh:
                 call.faults_left -= len(faults)
-            return asked, faults
+            return fingerprint, faults
 
-        looked = await self._work.done_each(tenant, looked_at, given)
-        if not is_fresh and any(faults for _, faults in looked):
+        checks = await self._work.done_each(tenant, checked, given)
+        if not is_fresh and any(faults for _, faults in checks):
             # The cached plan may be old: only the newest version may refuse an input.
             linked = await self._plans.newest(tenant, call.workflow_id, refresh=True)
             return await self.rows(call, linked, given, is_fresh=True)
         if not isinstance(linked, Linked):
-            pairs = zip(given, looked, strict=True)
-            return [self._refused(call, row, asked, linked) for row, (asked, _) in pairs]
+            pairs = zip(given, checks, strict=True)
+            return [
+                self._refused(call, row, fingerprint, linked) for row, (fingerprint, _) in pairs
+            ]
         if not any(row.labels or row.queue != given[0].queue for row in given):
-            alike = await self._alike_rows(call, linked, given, looked)
+            alike = await self._alike_rows(call, linked, given, checks)
             if alike is not None:
                 return alike
-        return await self._rows_apart(call, linked, given, looked)
+        return await self._rows_apart(call, linked, given, checks)
 
     async def _rows_apart(
         self,
         call: GateCall,
         linked: Linked,
         given: Sequence[StartParams],
-        looked: Sequence[tuple[str, tuple[Fault, ...]]],
+        checks: Sequence[tuple[str, tuple[Fault, ...]]],
     ) -> Sequence[PreparedRow[NotStarted]]:
         """What the store is asked for rows of which each is decided by itself."""
         rows: dict[int, PreparedRow[NotStarted]] = {}
-        for place, (asked, faults) in enumerate(looked):
+        for place, (fingerprint, faults) in enumerate(checks):
             if faults:
-                rows[place] = self._refused(call, given[place], asked, InvalidInput(faults))
+                rows[place] = self._refused(call, given[place], fingerprint, InvalidInput(faults))
         others = [place for place in range(len(given)) if place not in rows]
         runs = self._pending_rows(call, linked, [given[place] for place in others])
         began = StartRequested(actor=given[0].actor)
         transitions = await self._decider.decide_each(linked.plan, runs, (began,))
         for place, run, transition in zip(others, runs, transitions, strict=True):
-            asked, _ = looked[place]
-            rows[place] = self._row(call, linked, given[place], asked, run, transition)
+            fingerprint, _ = checks[place]
+            rows[place] = self._row(call, linked, given[place], fingerprint, run, transition)
         return [rows[place] for place in range(len(given))]
 
     async def _alike_rows(
@@ -339,12 +341,12 @@ class Preparer:
         call: GateCall,
         linked: Linked,
         given: Sequence[StartParams],
-        looked: Sequence[tuple[str, tuple[Fault, ...]]],
+        checks: Sequence[tuple[str, tuple[Fault, ...]]],
     ) -> PreparedAlike[NotStarted] | None:
         """What the store is asked for rows that begin alike; ``None`` if some do not."""
-        if any(faults for _, faults in looked):
+        if any(faults for _, faults in checks):
             return None
-        first, (asked, _) = given[0], looked[0]
+        first, (fingerprint, _) = given[0], checks[0]
         (pending,) = self._pending_rows(call, linked, given[:1])
         began = StartRequested(actor=first.actor)
         others = [row.input for row in given[1:]]
@@ -352,13 +354,13 @@ class Preparer:
         if decided is None:
             return None
         made, works = decided
-        model = self._row(call, linked, first, asked, pending, made).admission
+        model = self._row(call, linked, first, fingerprint, pending, made).admission
         run_ids, _ = self._new_names(call.tenant, pending.created_at, len(others))
         rows = [AlikeStart.of(model)]
-        for run_id, row, (asked, _), work in zip(
-            run_ids, given[1:], looked[1:], works, strict=True
+        for run_id, row, (fingerprint, _), work in zip(
+            run_ids, given[1:], checks[1:], works, strict=True
         ):
-            rows.append(AlikeStart(run_id, row.key, asked, row.input, work))
+            rows.append(AlikeStart(run_id, row.key, fingerprint, row.input, work))
         return PreparedAlike(AlikeStarts(model, rows), linked.plan)
 
     def _pending_rows(
@@ -376,27 +378,27 @@ class Preparer:
         ]
 
     def _refused(
-        self, call: GateCall, given: StartParams, asked: str, why: NotStarted
+        self, call: GateCall, given: StartParams, fingerprint: str, why: NotStarted
     ) -> PreparedRow[NotStarted]:
-        return PreparedRow(self.lookup(call, given, asked), None, why)
+        return PreparedRow(self.lookup(call, given, fingerprint), None, why)
 
     def _row(
         self,
         call: GateCall,
         linked: Linked,
         given: StartParams,
-        asked: str,
+        fingerprint: str,
         pending: Run,
         transition: Transition,
     ) -> PreparedRow[NotStarted]:
         if too_many := too_many_items(transition):
-            return self._refused(call, given, asked, InvalidInput(too_many))
+            return self._refused(call, given, fingerprint, InvalidInput(too_many))
         admission = Admission(
             run=evolve(pending, transition),
             before=pending,
             transition=transition,
             key=given.key,
-            fingerprint=asked,
+            fingerprint=fingerprint,
             definitions=linked.definitions,
             budget=linked.terms.budget,
             queue=given.queue,
@@ -409,7 +411,7 @@ class Preparer:
             return self._context.store.prepare_admissions(rows.starts)
         return self._context.store.prepare_admissions([row.admission for row in rows])
 
-    def lookup(self, call: GateCall, given: StartParams, asked: str) -> Admission:
+    def lookup(self, call: GateCall, given: StartParams, fingerprint: str) -> Admission:
         """An admission that finds the run of its key, and creates none."""
         now = self._context.clock.now()
         return Admission(
@@ -423,7 +425,7 @@ class Preparer:
             ),
             transition=Transition(status=RunStatus.PENDING),
             key=given.key,
-            fingerprint=asked,
+            fingerprint=fingerprint,
             definitions={call.workflow_id: _NO_VERSION},
         )
 
@@ -432,7 +434,7 @@ class Preparer:
         if call.key is None and given.key is None:
             return ""
         return await self._work.done(
-            call.tenant, lambda: fingerprint(given.subject or call.workflow_id, given.body)
+            call.tenant, lambda: judged.fingerprint(given.subject or call.workflow_id, given.body)
         )
 
     async def faults(
@@ -494,4 +496,4 @@ def too_many_items(transition: Transition) -> tuple[Fault, ...]:
 
 def fingerprint_of(call: GateCall, subject: WorkflowId, body: JsonObject) -> str:
     """The fingerprint that tells requests with the same key apart; empty without a key."""
-    return "" if call.key is None else fingerprint(subject, body)
+    return "" if call.key is None else judged.fingerprint(subject, body)

@@ -159,10 +159,12 @@ class Reruns:
         if not isinstance(repeated, tuple):
             return repeated
         plan, pending = repeated
-        asked = await self._work.done(
+        fingerprint = await self._work.done(
             call.tenant, lambda: fingerprint_of(call, subject, options.fingerprinted())
         )
-        ready = await self._preparer.ready(call, plan, pending, asked=asked, actor=actor)
+        ready = await self._preparer.ready(
+            call, plan, pending, fingerprint=fingerprint, actor=actor
+        )
         if too_many := too_many_items(ready.admission.transition):
             return InvalidInput(too_many)
         return await self._admitter.admit(call, ready)

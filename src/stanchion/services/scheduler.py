@@ -65,11 +65,11 @@ class _Waiter(msgspec.Struct, eq=False):
     bell: asyncio.Event
     limits: frozenset[str] = frozenset()
     """The topic limits that held for its topics when it last asked the store."""
-    heard: _Heard | None = None
+    woken_by: _ReceivedBell | None = None
     """The bell that woke the worker. It is passed on as it was rung."""
 
 
-class _Heard(msgspec.Struct, frozen=True):
+class _ReceivedBell(msgspec.Struct, frozen=True):
     """A bell: what it was rung for, and the workers it has been tried for."""
 
     topic: Topic | None
@@ -85,7 +85,7 @@ class _Heard(msgspec.Struct, frozen=True):
             not self.tried or (waiter.tenant, waiter.wanted) not in self.tried
         )
 
-    def without(self, waiter: _Waiter) -> _Heard:
+    def without(self, waiter: _Waiter) -> _ReceivedBell:
         """The bell after this worker found nothing."""
         if waiter.tenant is None:
             return self
@@ -159,8 +159,8 @@ class Scheduler:
         finally:
             del self._waiting[waiter]
             self._seen.asked(worker_id, tenant, topics, version)
-            if waiter.heard is not None:
-                self._wake(waiter.heard)  # a bell that this worker does not use any more
+            if waiter.woken_by is not None:
+                self._wake(waiter.woken_by)  # a bell that this worker does not use any more
 
     async def renew(
         self, worker_id: str, leases: Sequence[JobLease], *, tenant: TenantId | None = None
@@ -299,19 +299,19 @@ class Scheduler:
         The bell is passed on if the worker got as many jobs as it asked for (there may be more),
         none (the job may be of a tenant that this worker may not serve), or an error.
         """
-        heard, waiter.heard = waiter.heard, None
+        received, waiter.woken_by = waiter.woken_by, None
         waiter.bell.clear()
         waiter.looked = self._rung
         is_spent = False
         try:
             jobs = await self._lease(waiter)
             is_spent = 0 < len(jobs) < waiter.max_jobs
-            if not jobs and heard is not None:
-                heard = heard.without(waiter)
+            if not jobs and received is not None:
+                received = received.without(waiter)
             return jobs
         finally:
-            if heard is not None and not is_spent:
-                self._wake(heard)
+            if received is not None and not is_spent:
+                self._wake(received)
 
     async def _lease(self, waiter: _Waiter) -> tuple[LeasedJob, ...]:
         await self._limits.refresh()
@@ -331,17 +331,17 @@ class Scheduler:
     def _hear_room(self, limit: TopicLimit) -> None:
         """A topic limit may have room again: wake a worker that waits for its topics."""
         self._rung += 1
-        self._wake(_Heard(None, limit.id))
+        self._wake(_ReceivedBell(None, limit.id))
 
     def _hear(self, note: str) -> None:
         self._rung += 1
-        self._wake(_Heard(Topic(note)))
+        self._wake(_ReceivedBell(Topic(note)))
 
-    def _wake(self, heard: _Heard) -> None:
+    def _wake(self, received: _ReceivedBell) -> None:
         for each in self._waiting:
             is_due = each.looked < self._rung and not each.bell.is_set()
-            if is_due and heard.is_for(each):
-                each.heard = heard
+            if is_due and received.is_for(each):
+                each.woken_by = received
                 each.bell.set()
                 return
 
