@@ -13,8 +13,8 @@ event is overtaken, and that every result comes from the holder of its job. Any 
 miss: nothing is written.
 
 The nonce comes first, so that a repeated commit is a success even after a later holder has written.
-The fence comes before the stamp, so that a stale holder learns that its lease is gone: a conflict
-would only make it load the run and try again.
+The fence comes before the stamp, so that a stale holder learns that it has lost its lease: a
+conflict would only make it load the run and try again.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class Draft:
         self.unsettled: deque[StepId] = deque()
         """Steps that just ended or became reachable, and whose consequences are not applied yet."""
         self._steps: dict[StepId, Step] = {}
-        """Those that changed."""
+        """The steps that changed."""
         self.states = _States(run.steps if decision is None else ())
         """The current state of every step, in an item of its steps. To be changed with ``put``."""
         self._items: dict[ItemKey, Item] = {}

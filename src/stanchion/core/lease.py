@@ -192,7 +192,7 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 class Continuing(msgspec.Struct, frozen=True):
-    """The lease is not trusted; the work goes on, and the store judges its commit."""
+    """The lease is not trusted; the work continues, and the store judges its commit."""
 
     terms: LeaseTerms
     policy: LeasePolicy
@@ -377,7 +377,7 @@ class OnLockError(StrEnum):
 
 
 class OnRenewalLost(StrEnum):
-    """What to do when a lease is no longer trusted while work goes on under it."""
+    """What to do when a lease is no longer trusted while work continues under it."""
 
     FENCE = "fence"
     CONTINUE = "continue"

@@ -14,8 +14,8 @@ tables and sorted sets, and the contract suite compares them. Every step of a st
 adds a slot promotes waiting runs in the same step, so that no slot is free while a run waits.
 
 One step promotes ``PROMOTED_AT_ONCE_MAX`` runs at most, because other tenants wait for it. If a
-raised cap makes room for more, ``promote`` goes on, and so does the commit of the first decision of
-every promoted run: a slot can be free while a run waits only as long as a promoted run is not
+raised cap makes room for more, ``promote`` continues, and so does the commit of the first decision
+of every promoted run: a slot can be free while a run waits only as long as a promoted run is not
 decided on, so a crash between two steps does not leave a slot free.
 """
 

@@ -1,7 +1,7 @@
 """Topic limits: how many jobs of some topics may be leased at once, and how many per second.
 
 A limit names topics, or prefixes of topics: ``llm.*`` is every topic that begins with ``llm.``. It
-holds for the whole deployment, or for each tenant by itself. A leased job needs one token of every
+holds for the whole deployment, or for each tenant separately. A leased job needs one token of every
 limit that covers its topic. The tokens of a limit are in a pool: one for the deployment, or one for
 each tenant.
 

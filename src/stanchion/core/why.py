@@ -193,7 +193,7 @@ class ReachedLimit(msgspec.Struct, frozen=True):
     until: Instant | None = None
     """When it has room again: known of a rate, not of jobs that are leased."""
     tenant: TenantId | None = None
-    """Whose, if each tenant has it for itself."""
+    """The tenant, if each tenant has its own limit."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):

@@ -95,7 +95,7 @@ def _has_large(body: bytes, plain: bytes, exponents: int) -> Generator[None, Non
 
 
 _PIECE_BYTES: Final = 256 * 1024
-"""So much text takes 5 ms to look for long numbers."""
+"""Searching this much text for long numbers takes 5 ms."""
 
 
 def _has_more(pattern: re.Pattern[bytes], text: bytes, count: int) -> bool:

@@ -144,7 +144,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _is_in_request = False
     _is_lost = False
     _refused: Refusal | None = None
-    """What a broken request is answered, once those before it have been answered."""
+    """The answer to a broken request, sent after the answers to the requests before it."""
 
     @property
     def has_deadline(self) -> bool:

@@ -90,7 +90,7 @@ def operator_token(actor: str, secret: str) -> str:
 
 
 def holder_of(token: str) -> LockHolder:
-    """Who holds a lock under this token."""
+    """The holder that a token names."""
     name = token.partition(":")[2].rpartition(":")[0] or None
     if token.startswith(_OPERATOR):
         return LockHolder(name, is_operator=True)

@@ -161,7 +161,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlikeStart(NamedTuple):
-    """What is of one run alone, of those that begin alike."""
+    """What differs between runs that begin alike."""
 
     run_id: RunId
     key: str | None
@@ -172,7 +172,7 @@ class AlikeStart(NamedTuple):
 
     @classmethod
     def of(cls, admission: Admission) -> AlikeStart:
-        """What is of this run alone."""
+        """The differing part of this admission."""
         run, effects = admission.run, admission.transition.effects
         works = tuple(each.job.input for each in effects if isinstance(each, DispatchJob))
         return cls(run.id, admission.key, admission.fingerprint, run.input, works)
@@ -224,7 +224,7 @@ class StartTerms(msgspec.Struct, frozen=True):
     """As in ``Admission``."""
     budget: dict[str, int] = {}
     on_full: OnFull | None = None
-    """What the start asks for itself."""
+    """The policy that the start itself requests, if any."""
 
 
 class StartsChecked(msgspec.Struct, frozen=True):
@@ -233,7 +233,7 @@ class StartsChecked(msgspec.Struct, frozen=True):
     refused: tuple[Refused | None, ...]
     """For starts with new keys, by their terms; ``None``: admitted, or queued."""
     known: dict[str, KeyRecord] = {}
-    """Those of the keys that are bound to a run."""
+    """The keys that are bound to a run."""
 
 
 class InboxEntry(msgspec.Struct, frozen=True):

@@ -149,7 +149,7 @@ class Runs(Protocol):
     async def load_items(
         self, run_id: RunId, wanted: Mapping[StepId, Sequence[int]]
     ) -> dict[ItemKey, Item]:
-        """Those of the items that exist."""
+        """The items among these that exist."""
 
     async def items_at(
         self, run_id: RunId, stamp: Stamp, wanted: Mapping[StepId, Sequence[int]]
@@ -301,7 +301,7 @@ class Jobs(Protocol):
     async def lost_leases(
         self, leases: Sequence[JobLease], *, tenant: TenantId | None = None
     ) -> dict[JobId, LostReason]:
-        """Those of the leases that are lost, with the reasons. Changes nothing.
+        """The leases among these that are lost, with the reasons. Changes nothing.
 
         A lost lease stays lost: its fence is never issued again. With ``tenant``, jobs of other
         tenants are unknown.

@@ -231,7 +231,7 @@ class Admitter:
         """Take a place of the tenant's limiter, or return an answer found with those of others.
 
         While the tenant is full and others query the store, callers are checked together. One that
-        is answered here neither decides nor makes a query of its own. ``None`` means: go on.
+        is answered here neither decides nor queries the store. ``None``: ask the store to admit it.
         Raises ``BackendError``.
         """
         override = None
@@ -273,8 +273,8 @@ class Admitter:
     ) -> list[Passed]:
         """The answers to the first starts of a batch that create no run, in one step of the store.
 
-        ``rows`` are their keys and what they ask for themselves; ``fingerprint`` returns that of
-        the row at a place. Ends before the first row that may be admitted. Raises ``BackendError``.
+        ``rows`` are their keys and their own ``on_full``; ``fingerprint`` returns that of the
+        row at a place. Ends before the first row that may be admitted. Raises ``BackendError``.
         """
         override = await self.tenants.admission(call.tenant)
         if effective_admission(self._settings(), override).strategy is not Strategy.ATOMIC:

@@ -925,7 +925,7 @@ def _own(turn: _Turn, result: Result, answer: Acceptance) -> Acceptance:
 
 
 def _answer(delivery: _Delivery, answers: tuple[Acceptance, ...] | None) -> None:
-    if not delivery.answer.done():  # else its caller has gone
+    if not delivery.answer.done():  # else its caller was cancelled
         delivery.answer.set_result(answers)
 
 

@@ -2,7 +2,7 @@
 
 A bulk action is a document with its progress (``core.bulk``), and further documents with the ids of
 its runs, 1,000 each. The replica that carries it out writes before it acts which runs it takes, and
-holds the record for three seconds at a time. After its death another replica goes on. Every action
+holds the record for three seconds at a time. After it dies, another replica continues. Every action
 uses the same service as the request about one run, so a rerun passes the gate, and a decision its
 rules; a run whose tenant is full is tried again, without holding up the others.
 """

@@ -1,4 +1,4 @@
-"""What a bulk action does to one run: the service of the request about one run, with its rules."""
+"""Apply a bulk action to one run, by the service and the rules of a request about one run."""
 
 from __future__ import annotations
 

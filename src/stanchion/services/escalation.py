@@ -209,7 +209,7 @@ class EscalationService:
         own = rules.announcement(self._state, self._clock.now())
         if own.level is not Level.NORMAL or self._announced is not Level.NORMAL:
             # Normal is announced once: otherwise what the others heard last would hold until it
-            # lapses, also if a clear came while that announcement was on its way.
+            # lapses, also if a clear was ordered while that announcement was being sent.
             self._announced = own.level
             await self._announce(own)
 

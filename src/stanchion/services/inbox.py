@@ -302,7 +302,7 @@ class Inbox:
 
 
 def _ended(run_id: RunId, status: RunStatus) -> RunChange | Conflicting:
-    """What a cancel means for a run that has ended."""
+    """The answer to a cancel of a run that has ended."""
     if status is RunStatus.CANCELLED:
         return RunChange(run_id, status, applied=True)
     return Conflicting(f"run '{run_id}' has ended: {status}")
@@ -311,7 +311,7 @@ def _ended(run_id: RunId, status: RunStatus) -> RunChange | Conflicting:
 def _decided(
     loaded: Loaded, step_id: StepId, state: Step, *, approve: bool, data: JsonValue
 ) -> RunChange | Conflicting:
-    """What a decision means for a step that may have ended already."""
+    """The answer to a decision about a step that may have ended already."""
     run = loaded.run
     if not state.status.is_finished:
         return RunChange(run.id, run.status, applied=False)

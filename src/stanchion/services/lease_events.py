@@ -35,7 +35,7 @@ class Contended(_Named, frozen=True, kw_only=True):
 
 
 class Fallback(_Named, frozen=True, kw_only=True):
-    """The lock store failed and the work goes on under the local mutex: a race is possible."""
+    """The lock store failed and the work continues under the local mutex: a race is possible."""
 
     error: str
 

@@ -116,7 +116,7 @@ class LeaseHistory:
 
     @property
     def waits(self) -> tuple[LockWait, ...]:
-        """Who waits for a lock, the one that tried last at the end."""
+        """Recent waits for locks, in the order of their last try."""
         oldest = self._now() - _WAIT_MS
         return tuple(wait for wait in self._waits.values() if wait.tried_at >= oldest)
 

@@ -7,7 +7,7 @@ the store finds the runs of their idempotency keys, and why the others are refus
 ``Gathering`` sends calls of the same kind together that come while another one is under way.
 
 ``CoalescedRead`` lets callers join a read that is under way. ``SingleFlight`` is stricter: a caller
-gets what a read finds that began after it asked.
+gets the result of a read that began after its call.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class SharedChecks:
     def note_fullness(self, tenant: TenantId, *, is_full: bool) -> None:
         """Note the store's verdict on a start: refused because no slot is free, or admitted.
 
-        After an admission, callers that wait for the next check query the store for themselves.
+        After an admission, callers that wait for the next check make their own queries.
         """
         if not is_full:
             waiting = self._full.pop(tenant, None)
@@ -167,7 +167,7 @@ class SharedChecks:
     async def check(
         self, tenant: TenantId, terms: StartTerms, key: str | None
     ) -> StartFound | None:
-        """What the store answers to this start. ``None``: the caller must query it for itself."""
+        """The store's answer to this start. ``None``: the caller must make its own query."""
         waiting = self._full.get(tenant)
         if waiting is None:
             return None
@@ -227,11 +227,11 @@ class _Waiting:
 
     def __init__(self) -> None:
         self.callers: list[_Asked] = []
-        """They asked after the step under way began, and share the next one."""
+        """Callers that came after the current step began. They share the next one."""
         self.task: asyncio.Task[None] | None = None
 
     def dismiss(self) -> None:
-        """Let every waiting caller query the store for itself."""
+        """Let every waiting caller make its own query."""
         callers, self.callers = self.callers, []
         for each in callers:
             if not each.found.done():
@@ -258,14 +258,14 @@ TOGETHER_MS: Final = 50
 class Gathering(Generic[_Row, _Found]):
     """Sends calls of the same kind to the store together.
 
-    The first one goes at once and by itself. Those that come while it is under way gather, and go
-    together when it has ended, or when they are ``ENOUGH``.
+    The first call is sent at once, alone. Calls that arrive while it is under way are collected
+    and sent together when it has ended, or when there are ``ENOUGH`` of them.
     """
 
     def __init__(
         self, send: Callable[[Sequence[_Row]], Awaitable[Sequence[_Found] | None]]
     ) -> None:
-        """``send`` returns an answer for each; ``None``: each caller must go on by itself."""
+        """``send`` returns an answer for each call; ``None``: each must be sent alone."""
         self._send = send
         self._kinds: dict[Hashable, _Gathered[_Row, _Found]] = {}
         self._sending: set[asyncio.Task[None]] = set()
@@ -277,7 +277,7 @@ class Gathering(Generic[_Row, _Found]):
         ends_at: Moment,
         alone: Callable[[], Awaitable[_Found]],
     ) -> _Found:
-        """The answer to this call: by itself, or from those it is sent with."""
+        """Send the call, alone or together with others, and return its answer."""
         gathered = self._kinds.get(kind)
         if gathered is not None:
             loop = asyncio.get_running_loop()
@@ -350,7 +350,7 @@ class _GatheredCall(NamedTuple, Generic[_Row, _Found]):
     row: _Row
     ends_at: Moment
     answer: asyncio.Future[_Found | None]
-    """``None``: the caller goes on by itself."""
+    """``None``: the call must be sent alone."""
 
 
 class _Gathered(Generic[_Row, _Found]):
@@ -415,9 +415,9 @@ class SingleFlight:
         self._under_way: dict[Hashable, asyncio.Task[Any]] = {}
 
     async def read(self, key: Hashable, read: Callable[[], Awaitable[_Found]]) -> _Found:
-        """What a read that begins after this call finds. Raises what it raises.
+        """The result, or the exception, of a read that begins after this call.
 
-        A caller that is cancelled does not take the read along: others may wait for it.
+        A cancelled caller does not cancel the read: others may wait for it.
         """
         flight: asyncio.Task[_Found] | None = self._next.get(key)
         if flight is None:

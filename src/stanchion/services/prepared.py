@@ -51,7 +51,7 @@ _NO_VERSION: Final = -1
 _NONCE_BYTES: Final = 16
 _CHANCE_BYTES: Final = 8
 _CHANCE_BITS: Final = 2**60 - 1
-"""Of the random bits for an id, those that it has."""
+"""The part of the random bits that an id uses."""
 
 _Refusal_co = TypeVar("_Refusal_co", covariant=True)
 
@@ -123,7 +123,7 @@ class PreparedAlike(Sequence[PreparedRow[_Refusal_co]]):
 
 
 class StartParams(NamedTuple):
-    """What the caller of a start gave."""
+    """The parameters of a start, from its caller."""
 
     input: JsonObject
     labels: dict[str, str]
@@ -134,14 +134,14 @@ class StartParams(NamedTuple):
     tick: TickMark | None = None
     """Of a schedule."""
     starter: str | None = None
-    """Who the run is started for, if not the actor."""
+    """The user for whom the run is started, if not the actor."""
     queue: QueueRequest = ANY_PLACE
     key: str | None = None
     """Of a row of a batch."""
 
     @property
     def subject(self) -> WorkflowId | None:
-        """What the request is about in its fingerprint; ``None``: the workflow."""
+        """The subject of the request's fingerprint; ``None``: the workflow."""
         return None if self.rerun_of is None else WorkflowId(f"rerun/{self.rerun_of}")
 
     @property
@@ -263,7 +263,7 @@ class Preparer:
     async def rows_together(
         self, call: GateCall, linked: Linked, given: Sequence[StartParams]
     ) -> Sequence[PreparedRow[NotStarted]]:
-        """What the store is asked for starts whose inputs the plan accepts."""
+        """Prepare starts whose inputs the plan accepts."""
         checks = [(await self.fingerprint(call, each), ()) for each in given]
         alike = await self._alike_rows(call, linked, given, checks)
         return alike or await self._rows_apart(call, linked, given, checks)
@@ -283,7 +283,7 @@ class Preparer:
         *,
         is_fresh: bool = False,
     ) -> Sequence[PreparedRow[NotStarted]]:
-        """What the store is asked for each row of a batch."""
+        """Prepare the rows of a batch."""
         tenant, schema = call.tenant, None
         call.exists = not isinstance(linked, UnknownWorkflow)
         if isinstance(linked, Linked):
@@ -322,7 +322,7 @@ class Preparer:
         given: Sequence[StartParams],
         checks: Sequence[tuple[str, tuple[Fault, ...]]],
     ) -> Sequence[PreparedRow[NotStarted]]:
-        """What the store is asked for rows of which each is decided by itself."""
+        """Prepare rows one by one."""
         rows: dict[int, PreparedRow[NotStarted]] = {}
         for place, (fingerprint, faults) in enumerate(checks):
             if faults:
@@ -343,7 +343,7 @@ class Preparer:
         given: Sequence[StartParams],
         checks: Sequence[tuple[str, tuple[Fault, ...]]],
     ) -> PreparedAlike[NotStarted] | None:
-        """What the store is asked for rows that begin alike; ``None`` if some do not."""
+        """Prepare rows that begin alike; ``None`` if some do not."""
         if any(faults for _, faults in checks):
             return None
         first, (fingerprint, _) = given[0], checks[0]
@@ -430,7 +430,7 @@ class Preparer:
         )
 
     async def fingerprint(self, call: GateCall, given: StartParams) -> str:
-        """What tells requests with the same key apart; empty without a key."""
+        """The fingerprint that tells requests with the same key apart; empty without a key."""
         if call.key is None and given.key is None:
             return ""
         return await self._work.done(

@@ -34,9 +34,9 @@ its list may be in its input: to read it for each of them would cost more than t
 WIDE_RUNS_KEPT_BYTES_MAX: Final = 16 * 1024 * 1024
 WIDE_ITEMS_MIN: Final = 100
 _NODE_BYTES: Final = 64
-"""What a value in memory takes beside its text, roughly."""
+"""The approximate memory of a value, besides its text."""
 _BYTES_PER_CHAR: Final = 10
-"""What a large value in memory takes for each character of its JSON, roughly."""
+"""The approximate memory of a large value, per character of its JSON."""
 _SHORT_INPUT_BYTES: Final = 512
 """The memory of an input up to this size is estimated from its JSON, which is quicker."""
 

@@ -1,4 +1,4 @@
-"""Sessions: a browser that has shown an API key once, and goes on with a cookie.
+"""Sessions: a browser shows an API key once and is then recognised by a cookie.
 
 A session's token is ``<id>_<secret>``. The store keeps a hash of the secret beside the keys, and
 which key opened the session. Every use looks that key up as a request with the key would, so a
@@ -6,10 +6,10 @@ revoked or expired key ends its sessions within two seconds on every replica, an
 key is the role of the session. A session ends after twelve hours, or when it is closed: then within
 two seconds on the other replicas.
 
-While the store fails, a session that was used in the last five minutes goes on, as a key does.
+While the store fails, a session that was used in the last five minutes stays valid, as a key does.
 
-Anybody can send a cookie. So ids without a session are kept apart from sessions, which they cannot
-displace, and few ids that are not kept are looked up at a time.
+Any client can send a cookie. So ids without a session are kept apart from sessions, which they
+cannot displace, and few ids that are not kept are looked up at a time.
 """
 
 from __future__ import annotations

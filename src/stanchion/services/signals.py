@@ -543,7 +543,7 @@ class EngineSignals:
         return tuple(TenantId(tenant) for tenant in self._labels.seen)
 
     def named(self, tenants: Iterable[TenantId]) -> list[TenantId]:
-        """Those of the tenants that have labels of their own."""
+        """The tenants among these that have labels of their own."""
         return [each for each in tenants if self._labels.tenant(each) != OTHER]
 
     def learn(self, standings: Iterable[TenantStanding]) -> None:

@@ -106,7 +106,7 @@ class TopicLimitService:
         self, context: ReplicaContext, *, registry: CollectorRegistry, ttl_ms: int
     ) -> None:
         self.limits = TopicLimits()
-        """Those in force."""
+        """The limits in force."""
         self.on_room: Callable[[TopicLimit], None] | None = None
         """Called when a limit may have room again."""
         self._store = context.store
@@ -572,7 +572,7 @@ class TopicLimitService:
                 self._bus.ring(Bell.ROOM, pool.name)
 
     def _later(self, release: Coroutine[None, None, None]) -> None:
-        """Release tokens in a task of its own: the caller was cancelled, or an error has to go."""
+        """Release tokens in a separate task: the caller was cancelled or raises an error."""
 
         async def tried() -> None:
             with suppress(BackendError):

@@ -89,7 +89,7 @@ class Upgrades:
 
 
 def remedy(unfinished: UpgradeUnfinished) -> str:
-    """What an operator does about it."""
+    """The operator's next step towards finishing the upgrade."""
     if unfinished.older:
         names = ", ".join(f"{each.replica} ({each.version})" for each in unfinished.older[:5])
         return f"upgrade or stop the older replicas: {names}"

@@ -192,7 +192,7 @@ CHECK_S: Final = 2.0
 GROWTH_BYTES: Final = 16 * 1024 * 1024
 """A process that has grown by less since the last trim is not trimmed."""
 FREED_BYTES: Final = 4 * 1024 * 1024
-"""So much freed memory that is still resident is returned, also without growth."""
+"""Freed memory that is still resident is returned above this size, also without growth."""
 _STATM: Final = Path("/proc/self/statm")
 
 

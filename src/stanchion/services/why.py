@@ -138,7 +138,7 @@ class RunExplainer:
         return found if run is None or run.tenant == tenant else None
 
     async def longest_waits(self, tenant: TenantId | None) -> tuple[LongestWait, ...]:
-        """Who has waited longest for a slot, a lock and a job, of one tenant or of all.
+        """The longest waits for a slot, a lock and a job, of one tenant or of all.
 
         A ready job waits for a worker, or for a topic limit that holds it back. The one that has
         waited longest comes first. Concurrent callers share the reads.
@@ -333,7 +333,7 @@ class RunExplainer:
         return None if since is None else Outage("bus", "", since, now)
 
     async def _closed(self, run: Run, outage: Outage) -> ClosedClass | None:
-        """The rule by which the run waits for the lock store; ``None`` if it goes on without."""
+        """The rule by which the run waits for the lock store; ``None`` if it continues without."""
         override = await self._override(run)
         policy = self._rules.lease_policy(run.risk, override)
         if policy.on_lock_error is OnLockError.FAIL_CLOSED:

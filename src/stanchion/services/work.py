@@ -614,9 +614,9 @@ def _input_bytes(transition: Transition) -> int:
 
 
 class TaskCancellation:
-    """Cancels the task that created it, and tells this cancellation from those of others.
+    """Cancels the task that created it, and distinguishes this cancellation from others.
 
-    It does so as ``asyncio.timeout`` does. A lease does it for itself (``services.renewal``): the
+    It works as ``asyncio.timeout`` does. Leases have their own (``services.renewal``), because the
     public leases must not import the engine.
     """
 

@@ -174,7 +174,7 @@ class WorkerThread(Generic[_Thing]):
         self._entering = threading.Lock()
         self._is_closing = False
         self._callers: _Callers | None = None
-        """Those of the event loop that called last."""
+        """The calls of the event loop that called last."""
         self._opened: Future[None] = Future()
         self._ended: Future[None] = Future()
         # Not cancellable: a caller that stops waiting for the end does not prevent it.

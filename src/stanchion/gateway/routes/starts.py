@@ -320,7 +320,7 @@ _SHORT_ROW_BYTES: Final = 2 * 1024
 _ROW_AND_INPUT: Final = 2
 _INPUT_AND_KEY: Final = 2
 _ROWS_BYTES: Final = 4 * 1024
-"""Rows of so much text are decoded together. It takes a few milliseconds, whatever they contain."""
+"""Rows are decoded together up to this size: a few milliseconds, whatever they contain."""
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 
 

@@ -207,7 +207,7 @@ class NatsConnection:
                 return await self._connect()
             except BackendUnavailable:
                 """No server answers yet."""
-            except Exception as error:  # noqa: BLE001 - whatever it was, this goes on
+            except Exception as error:  # noqa: BLE001 - the loop continues after any error
                 if said != (said := sentence(error)):
                     _say(logging.ERROR, "bus_refused", server=self.who, error=said)
 

@@ -140,7 +140,7 @@ class Account:
     keys: dict[str, Key] = field(default_factory=dict)
     workflows: dict[WorkflowId, list[StoredWorkflow]] = field(default_factory=dict)
     approvals: list[tuple[Instant, RunId, StepId]] = field(default_factory=list)
-    """Those that wait for a decision, oldest first."""
+    """The approvals that wait for a decision, oldest first."""
     feed: deque[FeedEntry] = field(default_factory=lambda: deque(maxlen=_FEED_ENTRIES_MAX))
     feed_length: int = 0
     """The total number of entries ever written."""

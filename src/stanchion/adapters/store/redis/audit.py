@@ -177,7 +177,7 @@ class _Log:
             self._newest = f"{bound}{before.at}-{before.number}"
         self._count = _FIRST_READ
         self.entries: list[tuple[_Place, AuditEntry]] = []
-        """Those that were read, the newest last."""
+        """The entries that were read, the newest last."""
         self.is_done = False
 
     def request(self) -> RedisRequest:

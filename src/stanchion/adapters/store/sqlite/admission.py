@@ -67,7 +67,7 @@ class _Read(NamedTuple):
 
     keys: Mapping[str, KeyRecord]
     runs: Collection[str]
-    """Those that exist: the same call was executed before."""
+    """The runs that exist: the same call was executed before."""
 
 
 _NOTHING_KNOWN: Final = _Read({}, ())

@@ -402,7 +402,7 @@ def _queues(
 
 
 def _with_jobs(db: Database, topics: Collection[Topic]) -> Collection[Topic]:
-    """Those of the topics that have a ready job, found by one statement.
+    """The topics among these that have a ready job, found by one statement.
 
     A worker may ask for a hundred topics, and most of them have none.
     """
