@@ -424,3 +424,13 @@ async def test_the_first_key_must_not_expire() -> None:
         asked = {"role": "admin", "tenant": "*", "expires_at": "2999-01-01T00:00:00Z"}
         answer = await house.ask("POST", KEYS, asked)
         assert (answer.status, answer.code) == (409, "conflict")
+
+
+async def test_a_key_that_has_ended_is_not_only_called_unknown() -> None:
+    async with opened_house(GatewayOptions(admin_key=ADMIN)) as house:
+        asked = {"role": "runner", "tenant": "acme"}
+        made = await house.ask("POST", KEYS, asked, key=ADMIN)
+        await house.ask("DELETE", f"{KEYS}/{made.json['id']}", key=ADMIN)
+        refused = await house.ask("GET", "/v1/runs", key=made.json["key"])
+        assert (refused.status, refused.code) == (401, "unauthenticated")
+        assert refused.json["detail"] == "this key is unknown, has expired or was revoked"

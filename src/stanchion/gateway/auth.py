@@ -124,7 +124,9 @@ class Auth:
             raise RequestRefused(refusal) from None
         if holder is None:
             raise RequestRefused(
-                _unauthenticated("this key is not known", ', error="invalid_token"')
+                _unauthenticated(
+                    "this key is unknown, has expired or was revoked", ', error="invalid_token"'
+                )
             )
         return holder
 
