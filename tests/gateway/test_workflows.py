@@ -47,6 +47,19 @@ async def test_yaml_is_told_by_its_content_type(house: House, kind: str) -> None
     assert (answer.status, answer.json) == (200, {"id": "research", "version": 1})
 
 
+@pytest.mark.parametrize("kind", ["application/json", "application/x-www-form-urlencoded", None])
+async def test_yaml_without_its_content_type_is_refused_with_the_type_to_send(
+    house: House, kind: str | None
+) -> None:
+    headers = [] if kind is None else [("Content-Type", kind)]
+    refused = await house.ask("PUT", "/v1/workflows/research", YAML, headers=headers)
+    assert (refused.status, refused.code) == (422, "invalid_workflow")
+    assert refused.json["detail"].endswith("; send YAML with Content-Type: application/yaml")
+    for text in (b"", b' {"steps": {}'):  # not YAML that was sent as something else
+        refused = await house.ask("PUT", "/v1/workflows/research", text, headers=headers)
+        assert (refused.status, "YAML" in refused.json["detail"]) == (422, False)
+
+
 async def test_the_same_workflow_keeps_its_version_and_another_gets_the_next(house: House) -> None:
     path = "/v1/workflows/one-step"
     for version, steps in [(1, "work"), (1, "work"), (2, "play")]:

@@ -212,7 +212,8 @@ async def _checked(call: Call[bytes, NoQuery], source: WorkflowSource) -> Workfl
         call.tenant, lambda: parse_workflow(call.body, format=notation, workflow_id=name)
     )
     if isinstance(workflow, WorkflowFaults):
-        return _faulty(workflow)
+        is_other_notation = notation == "json" and not call.body.lstrip().startswith(b"{")
+        return _faulty(workflow, _YAML_HINT if call.body and is_other_notation else "")
     tenant = call.tenant if source is WorkflowSource.OWN else None
     others = await _contained(call.services.store, tenant, workflow)
     plan = await executor.run(
@@ -230,9 +231,12 @@ def _notation(content_type: bytes) -> Format:
     return "yaml" if kind in YAML_TYPES else "json"
 
 
-def _faulty(faults: WorkflowFaults) -> Refusal:
+_YAML_HINT: Final = "; send YAML with Content-Type: application/yaml"
+
+
+def _faulty(faults: WorkflowFaults, hint: str = "") -> Refusal:
     count = len(faults.faults)
-    detail = f"the workflow has {count} fault{'' if count == 1 else 's'}: {faults.faults[0]}"
+    detail = f"the workflow has {count} fault{'' if count == 1 else 's'}: {faults.faults[0]}{hint}"
     return invalid(faults.faults, detail, code=Code.INVALID_WORKFLOW)
 
 
