@@ -634,6 +634,9 @@ def test_a_batch_that_is_refused_on_the_way_names_the_key(
 MISUSES = [
     (("run", "strat"), "No such command 'strat'"),
     (("run", "list", "--limit", "0"), "0 is not in the range 1<=x<=1000"),
+    (("run", "list", "--limit", "ten"), "'ten' is not a whole number."),
+    (("tenant", "set", "acme", "--job-rate", "ten"), "'ten' is not a number."),
+    (("tenant", "set", "acme", "--queue-wait", "ten"), "'ten' is not a number."),
     (("run", "list", "--status", "done"), "'done' is not one of"),
     (("run", "list", "--url", "localhost:8420"), "write --url http://HOST:PORT"),
     (("run", "list", "--url", "ftp://here"), "write --url http://HOST:PORT"),

@@ -141,12 +141,21 @@ def _wrapped(error: click.ClickException) -> click.ClickException:
     own = type(error).show not in {click.ClickException.show, click.UsageError.show}
     if own or "\n" in said:
         return error  # a help text, or a list of choices
+    for name, plain in _NUMBERS.items():
+        said = said.replace(f"is not a valid {name}.", f"is not {plain}.")
     text = sentence(f"Error: {said}", "  ").removeprefix("Error: ")
     if isinstance(error, click.UsageError):
         return click.UsageError(text, ctx=error.ctx)
     return click.ClickException(text)
 
 
+_NUMBERS: Final = {
+    "integer range": "a whole number",
+    "integer": "a whole number",
+    "float range": "a number",
+    "float": "a number",
+}
+"""Click's names of types that mean nothing in a message."""
 _UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """Errors of an output that takes no more. A closed pipe is none: its reader has enough."""
 
