@@ -412,6 +412,26 @@ async def test_refusals_have_receipts_also_of_a_batch_and_of_an_outage(house: Ho
     }
 
 
+async def test_only_refused_starts_have_receipts_also_while_draining(house: House) -> None:
+    poll = {"worker_id": "w", "topics": ["work"], "wait_s": 0}
+    house.store.away()
+    away = await house.ask("POST", "/v1/worker/lease", poll, tenant="acme")
+    assert (away.status, away.code) == (503, "store_unavailable")
+    house.store.back()
+    house.app.drain()
+    for method, path, body in (
+        ("POST", "/v1/worker/lease", poll),
+        ("GET", "/v1/events", None),
+        ("POST", "/v1/workflows/one-step/runs", {}),
+    ):
+        refused = await house.ask(method, path, body, tenant="acme")
+        assert (refused.status, refused.code) == (503, "draining")
+    assert await house.services.receipts.write()
+    answer = await house.ask("GET", "/v1/admin/decisions", tenant="acme")
+    found = [(row["outcome"], row["workflow_id"]) for row in answer.json["decisions"]]
+    assert found == [("draining", "one-step")]
+
+
 async def test_receipts_of_reruns_and_schedules_name_the_workflow(house: House) -> None:
     await house.start(tenant="acme")
     ended = await house.start(tenant="acme")

@@ -182,7 +182,7 @@ class _RouteRunner:
 
     def _send(self, exchange: Exchange, answer: EncodedAnswer | Refusal) -> Awaitable[None]:
         if not isinstance(answer, EncodedAnswer):
-            if self._route.admits:
+            if self._route.takes_key:  # it starts runs
                 self._note(exchange, answer)
             return exchange.refuse(answer)
         if len(answer.body) <= PART_BYTES:
@@ -210,12 +210,14 @@ class _RouteRunner:
         if route.is_vital:
             return await self._answer_vital(exchange)
         if route.admits and self._state.draining.is_set():
+            if route.takes_key:  # its receipt names the tenant
+                self._identify(exchange, await self._state.auth.caller(exchange.headers, route))
             return self._state.unavailable(Code.DRAINING, "the server is shutting down")
         with RequestPlace(self._state) as place:
             caller = await self._state.auth.caller(exchange.headers, route)
+            self._identify(exchange, caller)
             if caller.only is not None:
                 place.take_for(caller.tenant)
-                exchange.tenant, exchange.actor = caller.tenant, caller.actor
                 if route.method == "GET":
                     self._state.work.check(caller.tenant)
             deadline = self._state.deadlines.begin(self._first_s)
@@ -243,6 +245,11 @@ class _RouteRunner:
                 return self._too_slow(is_reading=call is None and not place.has_body)
             finally:
                 deadline.end()
+
+    @staticmethod
+    def _identify(exchange: Exchange, caller: Caller) -> None:
+        if caller.only is not None:
+            exchange.tenant, exchange.actor = caller.tenant, caller.actor
 
     async def _answer_vital(self, exchange: Exchange) -> HandlerAnswer:
         """Answer without a place or deadline, so that a full server answers as well."""
