@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from stanchion.core.events import CancelRequested, TimerKind
+from stanchion.core.events import Approved, CancelRequested, Rejected, TimerKind
 from stanchion.core.model import RunId, StepId
 from stanchion.core.why import OpenJob, OpenJobState, RunFacts
 from stanchion.core.workflow import ForEachSpec
@@ -116,6 +116,18 @@ async def test_a_result_that_is_not_applied_is_counted_and_its_job_is_not_open(
     assert await store.count_failure(run_id, "cancel") == 2
     facts = await _facts(store, run_id)
     assert (facts.inbox, facts.failures) == (2, 2)
+
+
+async def test_decisions_that_are_not_applied_are_known_by_their_steps(store: Store) -> None:
+    run_id = await start(store)
+    step, other = StepId("step"), StepId("other")
+    await store.post(run_id, CancelRequested(), entry_id="cancel")
+    assert (await _facts(store, run_id)).decided == frozenset()
+    await store.post(run_id, Approved(step_id=step), entry_id="approved")
+    assert (await _facts(store, run_id)).decided == {step}
+    await store.post(run_id, Rejected(step_id=other), entry_id="rejected")
+    facts = await _facts(store, run_id)
+    assert (facts.inbox, facts.decided) == (3, {step, other})
 
 
 async def test_a_timer_is_known_until_it_fires(store: Store, harness: Harness) -> None:

@@ -408,6 +408,19 @@ FOR_ROLES = {
 """The roles that the first use of a command needs."""
 
 
+def test_an_approval_with_an_accepted_decision_waits_for_no_decision() -> None:
+    asked = RunFacts(at=NOW, run=run(OnDecision("Is it good?", LATER)), inbox=1)
+    other = replace(asked, decided=frozenset({StepId("another")}))
+    decided = replace(asked, decided=frozenset({STEP}))
+    for around, cause in (
+        (Surroundings(), "retry_pending"),
+        (Surroundings(lock=LOCK), "run_locked"),
+        (Surroundings(closed=CLOSED), "class_closed"),
+    ):
+        assert [each.code for each in why(decided, around)] == [cause]
+        assert {each.code for each in why(other, around)} == {cause, "approval_pending"}
+
+
 def test_what_is_no_cause_now_comes_last() -> None:
     by_hand = replace(LOCK, is_by_hand=True, holder="kim")
     bus = Outage("bus", "refused", None, NOW)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, TypeVar
 
 import msgspec
 
-from stanchion.core.events import Timer, TimerKind
+from stanchion.core.events import Approved, Event, Rejected, Timer, TimerKind
 from stanchion.core.model import (
     Instant,
     JobId,
@@ -129,6 +129,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Without its items."""
     inbox: int = 0
     """Accepted events that are not applied yet."""
+    decided: frozenset[StepId] = frozenset()
+    """The approvals whose decision is among them."""
     failures: int = 0
     """How often applying one of them has failed, the highest count."""
     next_try_at: Instant | None = None
@@ -139,6 +141,11 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     letters: tuple[DeadWork, ...] = ()
     place: QueuePlace | None = None
     """The place in its tenant's queue; ``None`` if it is not queued."""
+
+
+def decided_steps(events: Iterable[Event]) -> frozenset[StepId]:
+    """The steps that these events decide about."""
+    return frozenset(each.step_id for each in events if isinstance(each, Approved | Rejected))
 
 
 class RunLock(msgspec.Struct, frozen=True):
@@ -384,6 +391,8 @@ def _waits(facts: RunFacts, around: Surroundings) -> Iterator[Finding]:
         if not step.status.is_active:
             continue
         match step.wait:
+            case OnDecision() if step_id in facts.decided:
+                pass  # what keeps its decision from being applied is a finding
             case OnDecision():
                 yield _approval(facts, around, step_id, step, step.wait)
             case OnDelay():

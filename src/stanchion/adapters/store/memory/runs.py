@@ -82,6 +82,7 @@ from stanchion.core.why import (
     OpenJobState,
     PendingTimer,
     RunFacts,
+    decided_steps,
 )
 from stanchion.ports.records import (
     EVERY_RUN,
@@ -160,6 +161,7 @@ class MemoryRuns(MemoryPart):
             at=state.now(),
             run=file.run,
             inbox=len(file.inbox),
+            decided=decided_steps(file.inbox.values()),
             failures=max((file.failures.get(entry, 0) for entry in file.inbox), default=0),
             next_try_at=state.outbox.due(run_id),
             jobs=self._open_jobs(file),

@@ -48,7 +48,7 @@ from stanchion.core.model import (
 from stanchion.core.queue import PRIORITY_MAX, QueuePlace
 from stanchion.core.receipts import Receipt
 from stanchion.core.transition import TimelineEntry
-from stanchion.core.why import OpenJob, OpenJobState, PendingTimer, RunFacts
+from stanchion.core.why import OpenJob, OpenJobState, PendingTimer, RunFacts, decided_steps
 from stanchion.core.workflow import Workflow
 from stanchion.ports.errors import BackendCorrupt
 from stanchion.ports.records import (
@@ -362,6 +362,7 @@ def read_run_facts(reply: Sequence[Any]) -> RunFacts | None:
         at=Instant(now),
         run=loaded.run,
         inbox=len(loaded.inbox),
+        decided=decided_steps(each.event for each in loaded.inbox),
         failures=max((_entry_decoder.decode(each).failures for each in entries[1::2]), default=0),
         next_try_at=Instant(int(float(next_try))) if next_try else None,
         jobs=by_place(

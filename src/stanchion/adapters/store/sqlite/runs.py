@@ -91,6 +91,7 @@ from stanchion.core.why import (
     OpenJobState,
     PendingTimer,
     RunFacts,
+    decided_steps,
 )
 from stanchion.ports.records import (
     EVERY_RUN,
@@ -378,6 +379,7 @@ def run_facts(db: Database, run_id: RunId) -> RunFacts | None:
         at=db.now(),
         run=loaded.run,
         inbox=len(loaded.inbox),
+        decided=decided_steps(each.event for each in loaded.inbox),
         failures=failures,
         next_try_at=next_try_at,
         jobs=_open_jobs(db, number, loaded.run.tenant),
