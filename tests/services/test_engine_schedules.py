@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -553,3 +554,48 @@ async def test_the_counters_of_a_tenant_with_schedules_begin_at_zero(world: Worl
     await put(one)
     await asyncio.sleep(READ_S + 1)
     assert one.metric("schedule_ticks_total", tenant=ACME, outcome="refused") == 0
+
+
+@virtual
+async def test_a_schedule_that_cannot_be_read_holds_up_no_other_one(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = world.add()
+    await world.define(ONE)
+    await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=None))
+    schedule = await put(one, overlap=Overlap.ALLOW)
+    newer: Any = msgspec.to_builtins(schedule)
+    newer["spec"]["overlap"] = "replace"  # a value of a later version
+    await world.store.put_document("schedule", f"{ACME}/a", newer, read=0)
+    await asyncio.sleep(60 * 3 + 10)
+    assert len((await stored(world)).runs) == 3
+    found = await one.services.schedules.list(ACME, limit=1)
+    assert [name for name, _ in found] == [(ACME, "s")]
+    lines = [line for line in caplog.records if line.getMessage() == "schedule_failed"]
+    assert lines
+    assert len(lines) <= 200 // 5, "it is tried again now and then, not at every look"
+    assert lines[0].fields["schedule"] == "a"  # type: ignore[attr-defined] # what it says
+
+
+@virtual
+async def test_a_schedule_whose_start_fails_is_tried_again_later(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = world.add()
+    await world.define(ONE)
+    await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=None))
+    spec = ScheduleSpec(workflow_id=WorkflowId("one"), every_s=60, overlap=Overlap.ALLOW)
+    await one.services.schedules.put(ACME, "a", spec, AUDIT)
+    await put(one, overlap=Overlap.ALLOW)
+    start = one.services.gate.start
+
+    async def broken(*given: Any, **more: Any) -> Any:  # noqa: ANN401 - as the gate has them
+        if more["tick"].schedule_id == "a":
+            raise RuntimeError("a bug")
+        return await start(*given, **more)
+
+    one.services.gate.start = broken  # type: ignore[method-assign] # a defect of the gate
+    await asyncio.sleep(60 * 3 + 10)
+    assert len((await stored(world)).runs) == 3
+    lines = [line for line in caplog.records if line.getMessage() == "schedule_failed"]
+    assert 3 <= len(lines) <= 200 // 5

@@ -14,6 +14,7 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -72,6 +73,8 @@ LOOK_S: Final = 0.5
 """How often it is checked whether a tick is due."""
 RETRY_MS: Final = 1_000
 """Between two tries at a tick that was refused."""
+FAILED_MS: Final = 30_000
+"""Until a schedule that could not be handled is tried again, unless it changes."""
 TRIAL_MS: Final = 5_000
 """How long a replica may try a tick alone: longer than the gate takes."""
 BELL: Final = "schedules"
@@ -213,15 +216,20 @@ class ScheduleService:
         """The schedules of a tenant, or of all, by tenant and id. Raises ``BackendError``.
 
         Callers that ask before a read begins share it: 200 at once made a server take a gigabyte.
+        A schedule that cannot be read, because a newer version wrote it, is left out.
         """
         found = await self._reads.read(_KIND, self._documents)
         names = sorted(
             name for name in found if tenant in {None, name[0]} and (after is None or name > after)
         )
-        rows = []
-        for name in names[:limit]:
-            rows.append((name, _LISTED_DECODER.decode(found[name][0])))
-            if len(rows) % _ROWS_AT_ONCE == 0:
+        rows: list[tuple[_Name, ListedSchedule]] = []
+        for looked_at, name in enumerate(names):
+            if len(rows) == limit:
+                break
+            # The loop logs those that cannot be read.
+            with suppress(msgspec.ValidationError):
+                rows.append((name, _LISTED_DECODER.decode(found[name][0])))
+            if looked_at % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
                 await asyncio.sleep(0)
         return rows
 
@@ -330,10 +338,23 @@ class ScheduleService:
             async with self._limiter:
                 found = self._known.get(name)
                 if found is not None:
-                    schedule, revision = _DECODER.decode(found[0]), found[1]
-                    await self._handle(name, schedule, revision, self._clock.now())
+                    await self._handle_one(name, *found)
             # A tick that is years ahead takes a millisecond to find.
             await asyncio.sleep(0)
+
+    async def _handle_one(self, name: _Name, text: bytes, revision: int) -> None:
+        """Handle a schedule. One that fails holds up no others, and is tried again later.
+
+        A newer version may have written it. Raises ``BackendError``.
+        """
+        try:
+            await self._handle(name, _DECODER.decode(text), revision, self._clock.now())
+        except BackendError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see above
+            _log_failed(name, error)
+            _, written = self._known.get(name, (text, revision))  # it may have been written since
+            self._wake_at[name] = (written, Instant(self._clock.now() + FAILED_MS))
 
     def close(self) -> None:
         """Stop listening."""
@@ -601,6 +622,13 @@ _KEPT_FROM_MS: Final = 3_600_000
 _EXPRESSIONS_KEPT: Final = 1_000
 _NEVER: Final = Instant(2**62)
 """There is nothing to do before the schedule changes."""
+
+
+def _log_failed(name: _Name, error: Exception) -> None:
+    tenant, schedule_id = name
+    log_event(
+        logging.ERROR, "schedule_failed", tenant=tenant, schedule=schedule_id, error=repr(error)
+    )
 
 
 def _time(tick: Instant) -> str:
