@@ -889,3 +889,23 @@ async def test_a_run_and_its_jobs_keep_their_trace_context(store: Store) -> None
 
     await start(store)
     assert (await lease_one(store)).job.trace is None
+
+
+async def test_an_attempt_is_over_however_few_jobs_one_call_looks_at(
+    store: Store, harness: Harness
+) -> None:
+    plan = timed(4 * harness.short_ms, attempts=2)
+    await start(store, plan)
+    await start(store, plan)
+    # The lease of the second ends before the attempt of the first does, so it is ended first.
+    first = await lease_one(store)
+    second = await lease_one(store, ttl_ms=harness.short_ms)
+    await harness.pass_time(5 * harness.short_ms)
+    expired = [
+        each for _ in range(3) for each in await store.expire_jobs(limit=1, max_deliveries=1)
+    ]
+    assert [(each.job_id, each.is_timed_out, each.is_dead) for each in expired] == [
+        (second.job.id, True, False),
+        (first.job.id, True, False),
+    ]
+    assert (await store.list_dead_letters(ACME)).items == ()

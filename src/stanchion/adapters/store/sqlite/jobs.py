@@ -247,12 +247,14 @@ def expire_jobs(db: Database, *, limit: int, max_deliveries: int) -> tuple[Expir
     """See ``ports.store.Jobs.expire_jobs``."""
     expired: list[ExpiredJob] = []
     now = db.now()
-    overdue = {row[1]: row for row in db.every(SQL["overdue_jobs"], now=now, limit=limit)}
-    leases = {row[1]: row for row in db.every(SQL["expired_jobs"], now=now, limit=limit)}
-    # By time, then by the number of the job, which is unique.
-    for row in sorted((leases | overdue).values(), key=lambda row: row[:2])[:limit]:
-        _, job, job_id, run, run_id, tenant, topic, deliveries, own, state = row
-        is_over = job in overdue
+    found = db.every(SQL["overdue_jobs"], now=now, limit=limit)
+    found += db.every(SQL["expired_jobs"], now=now, limit=limit)
+    # By time, then by the number of the job, which is unique. A job may be found by both of its
+    # times: then the earlier one counts, which comes last here.
+    latest_first = sorted(found, key=lambda row: row[:2], reverse=True)
+    by_job = {row[1]: row for row in latest_first}
+    for row in sorted(by_job.values(), key=lambda row: row[:2])[:limit]:
+        _, job, job_id, run, run_id, tenant, topic, deliveries, own, state, is_over = row
         is_dead = is_last_delivery(deliveries, own, max_deliveries) and not is_over
         if is_over:
             _revoke_attempt(db, job, run, job_id)
@@ -262,7 +264,9 @@ def expire_jobs(db: Database, *, limit: int, max_deliveries: int) -> tuple[Expir
         else:
             db.run(SQL["offer_again"], job=job, ticket=db.ticket())
             enter_ready(db, topic, tenant)
-        expired.append(ExpiredJob(job_id, run_id, tenant, topic, deliveries, is_dead, is_over))
+        expired.append(
+            ExpiredJob(job_id, run_id, tenant, topic, deliveries, is_dead, bool(is_over))
+        )
     return tuple(expired)
 
 

@@ -50,11 +50,11 @@ WHERE (jobs.tail, jobs.head) = (substr(:job_id, 3), substr(:job_id, 1, 2))
     AND runs.id = :run_id AND jobs.progress IS NOT NULL
 
 -- name: expired_jobs
--- Answers (expires_at, job, id, run, run_id, tenant, topic, deliveries, max_deliveries, state) of
--- expired leases, earliest first.
+-- Answers (expires_at, job, id, run, run_id, tenant, topic, deliveries, max_deliveries, state,
+-- is_over) of expired leases, earliest first; is_over: whether the attempt has taken too long as well.
 SELECT
     jobs.expires_at, jobs.job, jobs.id, runs.run, runs.id, jobs.tenant, jobs.topic, jobs.deliveries,
-    jobs.max_deliveries, jobs.state
+    jobs.max_deliveries, jobs.state, coalesce(jobs.attempt_ends_at <= :now, 0)
 FROM jobs JOIN runs ON runs.run = jobs.run
 WHERE jobs.state = 'leased' AND jobs.expires_at <= :now
 ORDER BY jobs.expires_at LIMIT :limit
@@ -63,7 +63,7 @@ ORDER BY jobs.expires_at LIMIT :limit
 -- As expired_jobs, of jobs whose attempt has taken too long: leased, or ready again.
 SELECT
     jobs.attempt_ends_at, jobs.job, jobs.id, runs.run, runs.id, jobs.tenant, jobs.topic,
-    jobs.deliveries, jobs.max_deliveries, jobs.state
+    jobs.deliveries, jobs.max_deliveries, jobs.state, 1
 FROM jobs JOIN runs ON runs.run = jobs.run
 WHERE jobs.state IN ('ready', 'leased') AND jobs.attempt_ends_at <= :now
 ORDER BY jobs.attempt_ends_at LIMIT :limit
