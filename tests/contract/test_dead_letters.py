@@ -352,6 +352,19 @@ async def test_letters_are_listed_oldest_first_in_pages(store: Store) -> None:
     assert cursor is None
 
 
+async def test_a_letter_that_is_written_again_is_the_newest(store: Store, harness: Harness) -> None:
+    run_id = await start(store)
+    for name in ("a", "b", "a"):
+        await store.post(run_id, CancelRequested(), entry_id=name)
+        await store.write_dead_letter(run_id, name, cause=name)
+        await harness.pass_time(2)
+    for tenant in (ACME, None):
+        first = await store.list_dead_letters(tenant, limit=1)
+        second = await store.list_dead_letters(tenant, cursor=first.cursor, limit=1)
+        assert [letter.cause for letter in (*first.items, *second.items)] == ["b", "a"]
+        assert second.cursor is None
+
+
 async def test_a_page_that_holds_all_letters_is_the_last(store: Store) -> None:
     run_id = await start(store)
     for name in ("a", "b"):

@@ -290,6 +290,8 @@ class MemoryState:
     def add_letter(self, file: RunFile, letter: DeadLetter) -> None:
         """Store a dead letter, as the newest."""
         file.letters.add(letter.id)
+        # Removed first: a value that is replaced keeps its place in a dictionary.
+        self.letters.pop(letter.id, None)
         self.letters[letter.id] = (next(self.letter_order), letter)
 
     def remove_letter(self, file: RunFile, letter_id: str) -> None:

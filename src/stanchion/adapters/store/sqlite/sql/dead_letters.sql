@@ -1,9 +1,8 @@
 -- Dead letters.
 
 -- name: add_letter
--- Stores a letter, or replaces the one with the same id.
-INSERT INTO dead_letters (id, tenant, run, body) VALUES (:id, :tenant, :run, :body)
-ON CONFLICT (id) DO UPDATE SET body = excluded.body
+-- Stores a letter as the newest one. It replaces the one with the same id.
+INSERT OR REPLACE INTO dead_letters (id, tenant, run, body) VALUES (:id, :tenant, :run, :body)
 
 -- name: take_letter
 -- Removes a letter. Answers (body, run).
