@@ -334,7 +334,7 @@ _VERBS: dict[str, _Verb] = {
     "take outbox": lambda world: outbox.take_outbox(world.db, limit=5, hold_ms=50),
     "audit": lambda world: housekeeping.audit_slots(world.db, limit=1),
     "oldest waits": lambda world: queue.oldest_waits(world.db, None).ready,
-    "purge": lambda world: housekeeping.purge(world.db, finished_before=_AHEAD, limit=2),
+    "purge": lambda world: housekeeping.purge_some(world.db, finished_before=_AHEAD, limit=2),
 }
 
 

@@ -12,13 +12,13 @@ import apsw
 import msgspec
 import pytest
 
-from stanchion.adapters.sqlite.database import Database
+from stanchion.adapters.sqlite.database import Database, Row
 from stanchion.adapters.store.sqlite import SqliteStore
 from stanchion.adapters.store.sqlite.codec import decode_steps
 from stanchion.adapters.store.sqlite.store import ROOM_MIN
 from stanchion.adapters.system import ManualClock
 from stanchion.core.admission import Admitted, TooLate
-from stanchion.core.model import Step, StepId, TenantId
+from stanchion.core.model import Instant, Step, StepId, TenantId
 from stanchion.core.workflow import ForEachSpec
 from stanchion.ports.errors import BackendTimeout, BackendUnavailable
 from stanchion.ports.records import Document, Tenant
@@ -302,6 +302,57 @@ async def test_many_items_are_written_in_few_rows_and_purged_with_their_run(
     clock.advance(1_000)
     assert await store.purge(finished_before=clock.now(), limit=10) == 1
     assert await _rows_of_items(store) == (0, 0)
+
+
+async def test_a_purge_of_runs_with_many_jobs_is_written_in_parts(store: SqliteStore) -> None:
+    """In one part it would keep all other writes waiting, and time out each time."""
+    for _ in range(3):
+        await cancel(store, await start(store))
+    changes: list[int] = []
+
+    def add_jobs(db: Database) -> None:
+        db.run(_MANY_JOBS, number=5_000)
+        db.run("INSERT INTO job_inputs (job, input) SELECT job, x'30' FROM jobs WHERE item > 0")
+
+    def watch(db: Database) -> None:
+        before = db.connection.total_changes()
+
+        def note() -> bool:
+            nonlocal before
+            before, last = db.connection.total_changes(), before
+            changes.append(before - last)
+            return False
+
+        db.connection.set_commit_hook(note)
+
+    def count(db: Database) -> Row:
+        found = db.first(_NUMBERS)
+        assert found is not None
+        return found
+
+    await store.writer.call(add_jobs, wait_s=10.0)
+    assert await store.writer.call(count, wait_s=10.0) == (3, 15_003, 15_003, 6)
+    await store.writer.call(watch, wait_s=10.0)
+    later = Instant(await store.now() + 1)
+    assert await store.purge(finished_before=later, limit=2) == 2
+    assert await store.purge(finished_before=later, limit=2) == 1
+    assert max(changes) < 6_000
+    assert await store.writer.call(count, wait_s=10.0) == (0, 0, 0, 0)
+
+
+_NUMBERS = """
+    SELECT
+        (SELECT count(*) FROM runs), (SELECT count(*) FROM jobs),
+        (SELECT count(*) FROM job_inputs), (SELECT count(*) FROM history)
+"""
+_MANY_JOBS = """
+    WITH RECURSIVE items (item) AS (
+        SELECT 1 UNION ALL SELECT item + 1 FROM items WHERE item < :number
+    )
+    INSERT INTO jobs (id, run, tenant, topic, step_id, item, attempt, dispatch, state)
+    SELECT runs.id || ':step@' || (item + 1), run, tenant, 'topic', 'step', item, 1, 1, 'finished'
+    FROM runs, items
+"""
 
 
 async def test_large_items_are_rows_of_their_own(store: SqliteStore) -> None:

@@ -636,7 +636,11 @@ class Housekeeping(Protocol):
         """
 
     async def purge(self, *, finished_before: Instant, limit: int) -> int:
-        """Remove runs that finished earlier with all their data, oldest first; returns how many."""
+        """Remove runs that finished earlier with all their data, oldest first; returns how many.
+
+        Not in one step: after an interruption the next run may lack its jobs and a part of its
+        timeline, until it is removed as well.
+        """
 
     async def now(self) -> Instant:
         """The time of the store."""

@@ -34,13 +34,23 @@ ON CONFLICT (tenant) DO UPDATE SET feed_end = max(feed_end, excluded.feed_end)
 -- The run's key, unless it has expired and is bound to a later run.
 DELETE FROM keys WHERE tenant = :tenant AND key = :key AND run = :run
 
+-- name: jobs_to_purge
+-- Answers (job) of some of the run's jobs.
+SELECT job FROM jobs WHERE run = :run LIMIT :limit
+
 -- name: purge_job_inputs
--- The inputs of the run's jobs; before the jobs, by which they are found.
-DELETE FROM job_inputs WHERE job IN (SELECT job FROM jobs WHERE run = :run)
+-- The inputs of the jobs in :jobs, a JSON array.
+DELETE FROM job_inputs WHERE job IN (SELECT value FROM json_each(:jobs))
 
 -- name: purge_jobs
--- The run's jobs.
-DELETE FROM jobs WHERE run = :run
+-- The jobs in :jobs, a JSON array.
+DELETE FROM jobs WHERE job IN (SELECT value FROM json_each(:jobs))
+
+-- name: purge_history
+-- The oldest rows of the run's timeline, which is its part of the feed.
+DELETE FROM history WHERE tenant = :tenant AND position IN (
+    SELECT position FROM history WHERE run = :run ORDER BY position LIMIT :limit
+)
 
 -- name: purge_items
 -- The run's items.
@@ -69,10 +79,6 @@ DELETE FROM outbox WHERE run = :run
 -- name: purge_letters
 -- The run's dead letters.
 DELETE FROM dead_letters WHERE run = :run
-
--- name: purge_history
--- The run's timeline, and its part of the feed.
-DELETE FROM history WHERE run = :run
 
 -- name: purge_origin
 -- The run's origin.
