@@ -577,6 +577,34 @@ async def test_a_key_that_nobody_may_know_any_more_is_forgotten(
     assert await store.load(run_id) is not None
 
 
+async def test_one_script_forgets_few_of_thousands_of_keys(
+    server: Server, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks all shards of a server at once, and everybody waits for it."""
+    place = StoreKeys(_NAMESPACE).of_shard
+    with server.client() as client:
+        for shard in shards.ALL_SHARDS:
+            names = {f"4:acmekey-{number}": 1 for number in range(250)}
+            client.hset(place(shard, "keys"), mapping=names)
+            client.zadd(place(shard, "aging"), names)
+    forgotten: list[int] = []
+    run_on_all = shards.Shards.run_on_all
+
+    async def noted(
+        self: shards.Shards, name: str, keys: Sequence[str], *words: int, deadline: float
+    ) -> list[Any]:
+        answers = await run_on_all(self, name, keys, *words, deadline=deadline)
+        if name == "forget":
+            forgotten.append(sum(answers))
+        return answers
+
+    monkeypatch.setattr(shards.Shards, "run_on_all", noted)
+    await store.purge(finished_before=Instant(1), limit=10)
+    assert max(forgotten) <= 6_400
+    assert sum(forgotten) == 64 * 250
+    assert not [key for key in _keys(server) if key.endswith((":keys", ":aging"))]
+
+
 async def test_what_cannot_be_read_is_corrupt_and_says_so(
     server: Server, store: RedisStore
 ) -> None:

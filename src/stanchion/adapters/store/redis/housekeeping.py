@@ -23,8 +23,11 @@ from stanchion.core.events import Event
 from stanchion.core.model import SHARDS, Instant, RunId, TenantId, shard_of_run, shard_of_tenant
 from stanchion.ports.records import DeadLetter, Drift, Page, SlotAudit
 
-_KEYS_FORGOTTEN_MAX: Final = 1_000
-"""Expired keys of a shard that one purge removes. Admissions remove a few as well."""
+_KEYS_FORGOTTEN_MAX: Final = 100
+"""Expired keys of a shard that one script removes: for those of 64 shards everybody waits some
+milliseconds."""
+_FORGETS_MAX: Final = 10
+"""Such scripts in one purge. Admissions remove a few keys as well."""
 
 
 class RedisHousekeeping(Sharded):
@@ -68,9 +71,7 @@ class RedisHousekeeping(Sharded):
         removed = await self._shards.ask_all(
             [self._purge(shard, name) for _, name, shard in found[:limit]], deadline
         )
-        await self._shards.run_on_all(
-            "forget", ["keys", "aging"], _KEYS_FORGOTTEN_MAX, deadline=deadline
-        )
+        await self._forget_keys(deadline)
         return sum(removed)
 
     async def now(self) -> Instant:
@@ -85,6 +86,15 @@ class RedisHousekeeping(Sharded):
 
     async def close(self) -> None:
         await self._shards.client.close()
+
+    async def _forget_keys(self, deadline: float) -> None:
+        """Remove expired idempotency keys."""
+        for _ in range(_FORGETS_MAX):
+            answers = await self._shards.run_on_all(
+                "forget", ["keys", "aging"], _KEYS_FORGOTTEN_MAX, deadline=deadline
+            )
+            if _KEYS_FORGOTTEN_MAX not in answers:
+                return
 
     def _audit(
         self, shard: int, tenant: TenantId, audit: AuditEntry | None, *, repair: bool
