@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from stanchion.adapters.redis.address import read_url
 from stanchion.adapters.redis.client import RedisClient
-from stanchion.adapters.store.redis import RedisStore, decode, shards
+from stanchion.adapters.store.redis import RedisStore, decode, definitions, shards
 from stanchion.adapters.store.redis.encode import (
     OF_RUN,
     OF_SHARD,
@@ -603,6 +603,23 @@ async def test_one_script_forgets_few_of_thousands_of_keys(
     assert max(forgotten) <= 6_400
     assert sum(forgotten) == 64 * 250
     assert not [key for key in _keys(server) if key.endswith((":keys", ":aging"))]
+
+
+async def test_a_tenant_that_is_deleted_while_tenants_are_listed_is_left_out(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tenant in (ACME, TenantId("globex")):
+        await store.put_tenant(tenant, Tenant(max_concurrent_runs=2))
+    read: Callable[..., Awaitable[tuple[list[str], str | None]]] = definitions.page_of_names
+
+    async def and_then_one_is_deleted(*asked: object) -> tuple[list[str], str | None]:
+        found = await read(*asked)
+        await store.delete_tenant(ACME)
+        return found
+
+    monkeypatch.setattr(definitions, "page_of_names", and_then_one_is_deleted)
+    page = await store.list_tenants()
+    assert [tenant for tenant, _ in page.items] == ["globex"]
 
 
 async def test_what_cannot_be_read_is_corrupt_and_says_so(

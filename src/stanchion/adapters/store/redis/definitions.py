@@ -323,10 +323,12 @@ class RedisTenants(Sharded):
         )
         tenants = [TenantId(name) for name in names]
         replies = await self._shards.ask_all([self._config(each) for each in tenants], deadline)
+        # A configuration may have been deleted since its tenant's name was read.
         return Page(
             tuple(
                 (tenant, decode.read_tenant(packed))
                 for tenant, packed in zip(tenants, replies, strict=True)
+                if packed is not None
             ),
             onward,
         )
