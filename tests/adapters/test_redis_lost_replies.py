@@ -13,7 +13,7 @@ from stanchion.core.admission import Admitted
 from stanchion.core.events import CancelRequested
 from stanchion.ports.errors import BackendTimeout
 from stanchion.ports.locks import Granted
-from stanchion.ports.records import Accepted, Committed, PostAnswer
+from stanchion.ports.records import Accepted, Committed, PostAnswer, Tenant
 from tests.contract.builders import (
     ACME,
     ONE_JOB,
@@ -114,6 +114,8 @@ async def _teach(server: Server) -> None:
     await store.post(run_id, CancelRequested(), entry_id="cancel")
     await store.put_document("kind", "name", 1, read=None)
     await advance(store, ONE_JOB, run_id)
+    await store.put_tenant(ACME, Tenant())
+    await store.delete_tenant(ACME)
     await store.close()
 
 
@@ -187,6 +189,17 @@ async def test_a_document_whose_reply_was_lost_is_for_the_caller_to_look_at(
     found = await store.document("kind", "name")
     assert found is not None
     assert found.value == 2
+
+
+async def test_a_deletion_whose_reply_was_lost_is_for_the_caller_to_look_at(
+    line: _Line, store: RedisStore
+) -> None:
+    """Repeated, it would answer that there was no such tenant."""
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=2))
+    line.lose_next_reply()
+    with pytest.raises(BackendTimeout):
+        await store.delete_tenant(ACME)
+    assert (await store.list_tenants()).items == ()
 
 
 async def test_a_grant_whose_reply_was_lost_is_granted(line: _Line) -> None:

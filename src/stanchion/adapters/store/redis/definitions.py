@@ -301,7 +301,8 @@ class RedisTenants(Sharded):
         packed = encode.pack_audit(audit, self._shards.audit_ttl_ms)
         shard = shard_of_tenant(tenant)
         words = (tenant, packed, encode.DEFAULT_CAP)
-        step = self._shards.step("delete_tenant", shard, *words, tenant=tenant)
+        # Not repeatable: after a lost reply, the repeat would not find the tenant any more.
+        step = self._shards.step("delete_tenant", shard, *words, tenant=tenant, is_repeatable=False)
         return bool(await self._shards.ask(step))
 
     async def tenant(self, tenant: TenantId) -> Tenant:
