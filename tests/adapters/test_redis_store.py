@@ -55,6 +55,7 @@ from stanchion.core.model import (
 )
 from stanchion.core.queue import QueueRequest
 from stanchion.core.steps.foreach import BEGUN_AT_ONCE_MAX
+from stanchion.core.topic_limits import TokenPool
 from stanchion.core.transition import DispatchJob, StopRun
 from stanchion.core.workflow import DelaySpec
 from stanchion.ports.errors import BackendCorrupt, BackendUnavailable
@@ -620,6 +621,17 @@ async def test_a_tenant_that_is_deleted_while_tenants_are_listed_is_left_out(
     monkeypatch.setattr(definitions, "page_of_names", and_then_one_is_deleted)
     page = await store.list_tenants()
     assert [tenant for tenant, _ in page.items] == ["globex"]
+
+
+async def test_a_token_that_is_given_back_late_leaves_nothing_for_ever(
+    server: Server, store: RedisStore
+) -> None:
+    """The limit got its rate after the token was taken, or nobody has used the rate for long."""
+    await store.take_tokens(TokenPool("llm", None, 5, None), ["token"], ttl_ms=60_000)
+    rated = TokenPool("llm", None, 5, 2.0)
+    assert await store.release_tokens(rated, ["token"], is_unused=True) == 1
+    with server.client() as client:
+        assert [key for key in _keys(server) if ":token" in key and client.pttl(key) < 0] == []
 
 
 async def test_what_cannot_be_read_is_corrupt_and_says_so(

@@ -9,7 +9,8 @@ drop_expired()
 for i = 2, #ARGV do
   released = released + remove(ARGV[i])
 end
-if rate and released > 0 then
+-- Without the key, which has expired, nothing of the rate is used, and nothing can be given back.
+if rate and released > 0 and redis.call('EXISTS', key.token_rate) == 1 then
   local used_until = used(rate) - released * 1000 / rate
   redis.call('SET', key.token_rate, string.format('%.17g', used_until), 'KEEPTTL')
 end
