@@ -215,9 +215,9 @@ class RedisClient:
             if not await topology.has_moved(slot, deadline):
                 raise why
             return topology.node_of(slot), []
-        code, *rest = str(why).split()
+        rest = str(why).split()
         script = [] if request.script is None else [request.script.load()]
-        match code:
+        match code_of(why):
             case ErrorCode.NO_SCRIPT if script:
                 return topology.node_of(slot), script
             case ErrorCode.MOVED:

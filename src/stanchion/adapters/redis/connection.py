@@ -13,6 +13,7 @@ operator must change a setting) or ``BackendCorrupt`` (the stored data is not wh
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -215,9 +216,15 @@ _REFUSED: Final = {
 }
 
 
+_IN_A_SCRIPT: Final = re.compile(r"ERR Error running script .*? -([A-Z]+) ")
+"""How Redis before version 7 words the error of a command in a script."""
+
+
 def code_of(error: Exception) -> str:
-    """The first word of an error reply."""
-    return str(error).partition(" ")[0]
+    """The code of an error reply, which is its first word, or that of the command in a script."""
+    text = str(error)
+    found = _IN_A_SCRIPT.match(text)
+    return text.partition(" ")[0] if found is None else found[1]
 
 
 def translate(error: Exception, who: str) -> BackendError:
