@@ -116,6 +116,13 @@ class _Odd(BaseException):
     """Not an ``Exception``, and still no reason to keep a job."""
 
 
+class _ModelBusy(FinalError):
+    """A failure with members of its own, and without ours."""
+
+    def __init__(self, model: str) -> None:
+        Exception.__init__(self, f"{model} is busy")
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
@@ -127,6 +134,9 @@ class _Odd(BaseException):
             FinalError("no such page", code="gone"),
             JobError(message="no such page", code="gone", retryable=False),
         ),
+        (JobFailed(KeyError("page")), JobError(message="'page'")),
+        (JobFailed(TimeoutError(), code="slow"), JobError(message="TimeoutError", code="slow")),
+        (_ModelBusy("m7"), JobError(message="_ModelBusy: m7 is busy", retryable=False)),
         (asyncio.CancelledError(), JobError(message="CancelledError")),
     ],
 )

@@ -32,17 +32,21 @@ _CODE: Final = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 
 
 class JobFailed(Exception):
-    """Raise it in a handler: this attempt failed, and the code says how."""
+    """Raise it in a handler: this attempt failed, and the code says how.
+
+    ``message`` may be the exception that is the cause: its text is sent.
+    """
 
     retryable = True
 
-    def __init__(self, message: str, *, code: str = "job_failed") -> None:
+    def __init__(self, message: str | BaseException, *, code: str = "job_failed") -> None:
         if _CODE.fullmatch(code) is None:
             raise ValueError(
                 f"{code!r} is no code: a small letter, then small letters, digits, '_', '-', '.'"
             )
         super().__init__(message)
-        self.message = message
+        is_cause = isinstance(message, BaseException)
+        self.message = str(message) or (type(message).__name__ if is_cause else "")
         self.code = code
 
 

@@ -61,12 +61,17 @@ def succeeded(job_id: str, fence: int, output: object) -> JobResult:
 
 def failed(job_id: str, fence: int, error: BaseException) -> JobResult:
     """The result of a handler that raised."""
+    kind, text = type(error).__name__, _text_of(error)
+    told = JobError(message=_bounded(f"{kind}: {text}" if text else kind))
     if isinstance(error, JobFailed):
-        told = JobError(message=_bounded(error.message), code=error.code, retryable=error.retryable)
-    else:
-        text = _text_of(error)
-        kind = type(error).__name__
-        told = JobError(message=_bounded(f"{kind}: {text}" if text else kind))
+        # A subclass may set these as it likes, or not at all if it does not call our ``__init__``.
+        said, code = getattr(error, "message", None), getattr(error, "code", None)
+        told = msgspec.structs.replace(
+            told,
+            message=told.message if said is None else _bounded(_text_of(said)),
+            code=code if isinstance(code, str) else told.code,
+            retryable=bool(error.retryable),
+        )
     return JobResult(job_id=job_id, fence=fence, status="failed", error=told)
 
 
@@ -76,10 +81,10 @@ def refused(job_id: str, fence: int, code: str, why: str) -> JobResult:
     return JobResult(job_id=job_id, fence=fence, status="failed", error=told)
 
 
-def _text_of(error: BaseException) -> str:
+def _text_of(value: object) -> str:
     try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - the error's own code raised
+        return str(value)
+    except Exception:  # noqa: BLE001 - the value's own code raised
         return ""
 
 
