@@ -343,9 +343,47 @@ def test_the_error_of_a_run_is_in_sight_on_a_small_screen(scene: Scene, visits: 
     tab = visits.begin(viewport={"width": 1280, "height": 800}).tab("/runs")
     row = tab.locator(f"#row-{run}")
     assert row.get_by_text(error).bounding_box()["x"] < 1150
-    assert tab.evaluate(
-        "(each => each.scrollWidth <= each.clientWidth)(document.querySelector('.scroll'))"
-    )
+    assert tab.evaluate(_FITS)
+
+
+def test_long_names_leave_the_other_columns_in_sight(scene: Scene, visits: Visits) -> None:
+    tenant, name = f"customer-{'x' * 55}", "n" * 64
+    scene.tenant(tenant, 1)
+    scene.workflow(name, WAIT, tenant)
+    scene.start(name, tenant)
+    nightly = {"workflow_id": name, "cron": "0 3 * * 1-5", "timezone": "America/Indiana/Vincennes"}
+    scene.ask("PUT", f"/v1/schedules/{name}", nightly, tenant=tenant)
+    key = {"role": "runner", "tenant": tenant, "name": "The reports of the night shift"}
+    scene.ask("POST", "/v1/admin/keys", key)
+    scene.ask("PUT", f"/v1/admin/limits/{name}", {"topics": ["long.*"], "max_running": 1})
+    tab = visits.begin(viewport={"width": 1280, "height": 800}).tab("/")
+    cut = []
+    for path, long in (
+        ("/admission", tenant),
+        (f"/schedules?tenant={tenant}", name),
+        ("/keys", tenant),
+        ("/limits", name),
+    ):
+        tab.goto(f"/console{path}")
+        shows(tab, long)
+        cut += [path] if not tab.evaluate(_FITS) else []
+    scene.ask("DELETE", f"/v1/admin/limits/{name}")
+    assert cut == []
+
+
+_FITS: Final = "(each => each.scrollWidth <= each.clientWidth)(document.querySelector('.scroll'))"
+
+
+def test_the_lines_of_an_error_are_kept_and_fit_the_page(scene: Scene, visits: Visits) -> None:
+    scene.workflow("traced", {"steps": {"work": {"topic": "traced.work"}}})
+    run = scene.start("traced")
+    error = f"Traceback (most recent call last):\n  File 'a.py'\nRuntimeError: {'x' * 600}"
+    scene.finish(scene.lease("traced.work"), error=error)
+    wait_for("the failure", lambda: scene.run(run)["status"] == "failed")
+    tab = visits.begin(viewport={"width": 1280, "height": 800}).tab(f"/runs/{run}?tenant=default")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
+    shown = tab.locator(".note.bad .message").inner_text().split("\n")
+    assert [line[:20] for line in shown] == [line[:20] for line in error.split("\n")]
 
 
 # ── Every page ───────────────────────────────────────────────────────────────────────────────────
