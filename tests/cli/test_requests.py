@@ -121,6 +121,31 @@ def test_a_filter_of_time_may_be_an_age(cli: Cli, server: Script) -> None:
     assert (wrong.code, "--until: 'yesterday'" in wrong.err) == (Exit.USAGE, True)
 
 
+@pytest.mark.parametrize("time", ["999999d", "0001-01-01T00:00:00+23:00"])
+@pytest.mark.parametrize("of", ["run", "audit", "decision"])
+def test_a_time_that_no_calendar_has_is_a_wrong_use(cli: Cli, of: str, time: str) -> None:
+    wrong = cli(of, "list", "--since", time)
+    assert (wrong.code, f"--since: '{time}' is before" in wrong.err) == (Exit.USAGE, True)
+
+
+@pytest.mark.parametrize(
+    "args", [("run", "show", "a\udcff"), ("run", "list", "--workflow", "a\udcff")]
+)
+def test_an_argument_that_is_no_text_is_a_wrong_use(cli: Cli, args: tuple[str, ...]) -> None:
+    wrong = cli(*args)
+    assert (wrong.code, "is not UTF-8" in wrong.err) == (Exit.USAGE, True)
+
+
+def test_an_input_that_is_nested_too_deeply_is_a_wrong_use(cli: Cli) -> None:
+    wrong = cli("run", "start", "report", "--input", "[" * 50_000)
+    assert (wrong.code, "it is nested too deeply" in wrong.err) == (Exit.USAGE, True)
+
+
+def test_a_url_whose_host_no_name_server_could_know_is_a_wrong_use(cli: Cli) -> None:
+    wrong = cli("run", "list", "--url", "http://a..b:8420")
+    assert (wrong.code, "not the URL of a server" in wrong.err) == (Exit.USAGE, True)
+
+
 @pytest.mark.parametrize(
     ("given", "sent"),
     [

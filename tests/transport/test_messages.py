@@ -30,6 +30,7 @@ from stanchion.transport.parser import BODY_BYTES_MAX, ResponseParser
         ("http://server", Address("server", 80, is_tls=False, prefix="")),
         ("https://server/", Address("server", 443, is_tls=True, prefix="")),
         ("https://server/api/", Address("server", 443, is_tls=True, prefix="/api")),
+        ("http://a_b.svc.cluster.local.", Address("a_b.svc.cluster.local.", 80, False, "")),
         ("http://[::1]:80", Address("::1", 80, is_tls=False, prefix="")),
     ],
 )
@@ -49,6 +50,10 @@ def test_a_servers_url_is_read(url: str, expected: Address) -> None:
         "http://s#f",
         "http://s:99999",
         "http://s:x",
+        "http://a..b:8420",
+        "http://.a",
+        f"http://{'a' * 64}.example",
+        "http://münchen:8420",
     ],
 )
 def test_what_is_no_servers_url_is_refused(url: str) -> None:

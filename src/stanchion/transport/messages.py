@@ -14,6 +14,8 @@ from stanchion.core import __version__
 from stanchion.core.url import shown_url
 
 _PORTS: Final = {"http": 80, "https": 443}
+_HOST: Final = re.compile(r"[!-\-/-~]{1,63}(?:\.[!-\-/-~]{1,63})*\.?")
+"""Labels of visible ASCII characters; a name in another script is written as ``xn--…``."""
 _NOT_VISIBLE: Final = re.compile(r"[^\x20-\x7e]")
 _WITHOUT_BODY: Final = frozenset({"GET", "DELETE"})
 
@@ -76,6 +78,8 @@ def parse_address(url: str) -> Address:
         raise ValueError("a server's URL has no user, query or fragment; pass api_key= for a key")
     if parts.scheme not in _PORTS or not parts.hostname or port == 0:
         raise wrong
+    if ":" not in parts.hostname and not _HOST.fullmatch(parts.hostname):
+        raise wrong  # or looking it up would raise an error of a codec
     return Address(
         host=parts.hostname,
         port=port or _PORTS[parts.scheme],
