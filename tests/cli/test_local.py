@@ -73,6 +73,17 @@ def test_a_reader_that_went_away_is_no_reason_for_a_traceback(server: Script) ->
     assert (done.returncode, done.stderr) == (Exit.FAILED, "")
 
 
+def test_a_terminal_of_another_encoding_shows_other_characters_by_their_numbers() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stanchion", "serve", "--help"],
+        env=plain_environment(PYTHONIOENCODING="latin-1"),
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (Exit.OK, b"")
+    assert b"redis://\\u2026" in done.stdout
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs an output that is always full")
 def test_a_full_disk_is_named_and_is_no_success() -> None:
     with Path("/dev/full").open("w") as full:

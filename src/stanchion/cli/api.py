@@ -55,7 +55,17 @@ class Content(NamedTuple):
 
 def path_to(*parts: str) -> str:
     """A path below ``/v1``. Each part is quoted, including slashes."""
-    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+    with _only_utf8():
+        return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+@contextmanager
+def _only_utf8() -> Iterator[None]:
+    """An argument whose bytes are no UTF-8 cannot be a part of a URL."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise CliError(f"{error.object!r} is not UTF-8", Exit.USAGE) from error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +105,8 @@ class ApiClient:
             for name, value in (query or {}).items()
             if value is not None and value != ()
         }
+        with _only_utf8():
+            text = urlencode(asked, doseq=True)
         content = None if body is None else _content(body)
         headers = self._headers(key)
         if content is not None:
@@ -102,7 +114,7 @@ class ApiClient:
         request = Request(
             name=path,
             method=method,
-            path=path + (f"?{urlencode(asked, doseq=True)}" if asked else ""),
+            path=path + (f"?{text}" if asked else ""),
             headers=tuple(headers.items()),
             body=b"" if content is None else content.data,
             timeout_s=self.patience_s + wait_s,
@@ -207,7 +219,7 @@ def _content(body: object) -> Content:
 def _document(reply: HttpReply, url: str) -> Any:  # noqa: ANN401 - any JSON value
     try:
         document = json.loads(reply.body) if reply.body else None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _not_our_server(reply, url, "not JSON") from error
     if reply.status <= _OK_MAX and not isinstance(document, dict):
         raise _not_our_server(reply, url, "not a JSON object")

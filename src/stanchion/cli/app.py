@@ -22,6 +22,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Final, NoReturn
 
 import click
@@ -112,6 +113,9 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(args: Sequence[str] | None) -> int:
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        # A terminal of another encoding than UTF-8 shows other characters by their numbers.
+        sys.stdout.reconfigure(errors="backslashreplace")
     # Not in click's standalone mode, which ends the process with 1 for an interrupt.
     try:
         code = app.main(args, prog_name="stanchion", standalone_mode=False, color=_color())

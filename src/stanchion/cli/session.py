@@ -415,11 +415,11 @@ def json_of(text: str, flag: str) -> Any:  # noqa: ANN401 - any JSON value
     """A JSON value given as text, as ``@file``, or as ``@-`` for standard input."""
     try:
         if text == "@-":
-            return json.loads(read_bounded(sys.stdin.buffer, flag))
+            return parsed_json(read_bounded(sys.stdin.buffer, flag))
         if text.startswith("@"):
             with open(text[1:], "rb") as file:  # noqa: PTH123 - pathlib is slow to import
-                return json.loads(read_bounded(file, f"{flag} {text}"))
-        return json.loads(text)
+                return parsed_json(read_bounded(file, f"{flag} {text}"))
+        return parsed_json(text)
     except OSError as error:
         raise CliError(f"{flag}: {text[1:]}: {error.strerror}", Exit.USAGE) from error
     except ValueError as error:
@@ -430,19 +430,30 @@ def json_of(text: str, flag: str) -> Any:  # noqa: ANN401 - any JSON value
         ) from error
 
 
+def parsed_json(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON value
+    """``json.loads``, with a ``ValueError`` also for what is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def time_of(text: str, flag: str, *, ago: bool = False) -> str:
     """A time in ISO 8601, from such a time or from a duration like ``90d`` from now, or ago."""
     from datetime import UTC, datetime, timedelta  # noqa: PLC0415 - few commands need it
 
     duration = re.fullmatch(r"([0-9]{1,6})([smhd])", text)
-    if duration is not None:
-        units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-        span = timedelta(**{units[duration[2]]: int(duration[1])})
-        now = datetime.now(UTC)
-        return (now - span if ago else now + span).isoformat(timespec="seconds")
     try:
+        if duration is not None:
+            units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+            span = timedelta(**{units[duration[2]]: int(duration[1])})
+            now = datetime.now(UTC)
+            return (now - span if ago else now + span).isoformat(timespec="seconds")
         time = datetime.fromisoformat(text)
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
     except ValueError:
         wrong = f"{flag}: {text!r} is neither a time like 2027-01-31T12:00:00Z nor one like 90d"
         raise click.UsageError(wrong) from None
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
+    except OverflowError:
+        wrong = f"{flag}: {text!r} is before the year 1 or after the year 9999"
+        raise click.UsageError(wrong) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,7 +13,15 @@ import msgspec
 from stanchion.cli.api import path_to
 from stanchion.cli.completion import complete_keys, complete_tenants
 from stanchion.cli.errors import CliError, Exit
-from stanchion.cli.session import Session, calls_server, json_of, list_command, number_in, time_of
+from stanchion.cli.session import (
+    Session,
+    calls_server,
+    json_of,
+    list_command,
+    number_in,
+    parsed_json,
+    time_of,
+)
 from stanchion.cli.text import SpareHeading, cell, clock, pairs, whole_ident
 from stanchion.core.queue_terms import OnFull, QueueMax, QueueWaitS
 
@@ -505,7 +512,7 @@ def _merge_patch(changes: tuple[str, ...]) -> dict[str, Any]:
 
 def _json_or_text(text: str) -> Any:  # noqa: ANN401 - any JSON value
     try:
-        return json.loads(text)
+        return parsed_json(text)
     except ValueError:
         return text
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any, BinaryIO, Final, TypeVar
 
 import click
@@ -22,8 +21,7 @@ _EXPORTED: Final = 1_000
 def _time(_context: click.Context, option: click.Parameter, text: str | None) -> str | None:
     if text is None:
         return None
-    time = datetime.fromisoformat(time_of(text, option.opts[0], ago=True))
-    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return time_of(text, option.opts[0], ago=True).replace("+00:00", "Z")
 
 
 def time_option(flag: str, text: str) -> Callable[[_F], _F]:

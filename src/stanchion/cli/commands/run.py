@@ -45,6 +45,7 @@ from stanchion.cli.session import (
     limit_and_cursor,
     list_command,
     number_in,
+    parsed_json,
     read_bounded,
     show_page,
     show_repeatedly,
@@ -200,7 +201,7 @@ def _rows(text: bytes) -> dict[int, dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parsed_json(line)
         except ValueError as error:
             raise CliError(f"line {number} is not JSON: {error}", Exit.USAGE) from error
         if not isinstance(row, dict):
