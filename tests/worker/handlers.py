@@ -87,6 +87,11 @@ def fail(_job: Job) -> None:
     raise FinalError("cannot", code="no_way")
 
 
+@app.task("compute.raise", executor="process")
+def raise_what_is_no_exception(_job: Job) -> None:
+    raise asyncio.CancelledError("of a task inside")  # as asyncio.run raises it
+
+
 @app.task("compute.die", executor="process")
 def die(job: Job) -> str:
     if job.delivery == 1 and job.input == "first":

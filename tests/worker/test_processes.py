@@ -21,7 +21,7 @@ import pytest
 from stanchion.adapters.system import ManualClock
 from stanchion.config import OPTIONS
 from stanchion.core.lease import FenceCause
-from stanchion.wire.worker import JobError
+from stanchion.wire.worker import JobError, JobResult
 from stanchion.worker import Job, Worker, processes
 from stanchion.worker.events import JobAbandoned, WorkerEvent
 from stanchion.worker.processes import _ChildHold
@@ -289,12 +289,33 @@ async def test_the_second_signal_forces_also_when_a_thread_will_not_end() -> Non
     assert ledger.results == {}
 
 
+async def test_an_interrupt_that_a_thread_raises_fails_its_attempt_only() -> None:
+    app = Worker()
+
+    @app.task("t")
+    def work(job: Job) -> str:
+        if job.input == "raise":
+            raise KeyboardInterrupt
+        return "done"
+
+    ledger = Ledger(_now_ms)
+    ledger.put("run:0@1", "t", "raise")
+    async with serving(ledger) as url, _working(app, url):
+        await ledger.all_done()
+        ledger.put("run:1@1", "t", "work")
+        await ledger.all_done()
+    told = JobError(message="RuntimeError: the handler raised KeyboardInterrupt")
+    assert ledger.results["run:0@1"].error == told
+    assert ledger.results["run:1@1"].output == "done"
+
+
 async def test_a_handler_in_a_process_returns_notes_and_fails_like_any_other() -> None:
     ledger = Ledger(_now_ms, ttl_ms=2_000)
     ledger.put("run:0@1", "compute", 21)
     ledger.put("run:1@1", "compute.fail")
     ledger.put("run:2@1", "compute.die", "first")
     ledger.put("run:3@1", "compute.die", "second")
+    ledger.put("run:4@1", "compute.raise")
     async with serving(ledger) as url, _working(everything, url):
         await ledger.all_done()
     computed = ledger.results["run:0@1"].output
@@ -307,6 +328,8 @@ async def test_a_handler_in_a_process_returns_notes_and_fails_like_any_other() -
     died = ledger.results["run:2@1"].error
     assert died == JobError(message="its process ended: signal 9", code="process_died")
     assert ledger.results["run:3@1"].output == "alive"
+    raised = ledger.results["run:4@1"].error
+    assert raised == JobError(message="CancelledError: of a task inside")
 
 
 async def test_a_job_in_a_process_is_killed_when_its_lease_is_lost() -> None:
@@ -348,6 +371,32 @@ async def test_no_handler_sees_keys_and_store_urls_in_its_environment(tmp_path: 
 def test_every_secret_option_of_a_server_is_hidden_from_handlers() -> None:
     options = {option.variable for option in OPTIONS if option.is_secret}
     assert options | {"STANCHION_API_KEY"} == set(SECRET_VARIABLES)
+
+
+def test_threads_of_a_process_send_one_at_a_time_and_nothing_after_the_result() -> None:
+    sent: list[str] = []
+    is_sending, may_go_on = threading.Event(), threading.Event()
+
+    def send(message: tuple[str, bytes]) -> None:
+        if message[0] == "note":
+            is_sending.set()
+            may_go_on.wait(10)
+        sent.append(message[0])
+
+    hold = _ChildHold(cast("Any", SimpleNamespace(send=send)), cast("Any", None))
+    noting = threading.Thread(target=hold.note, args=({"page": 1},))
+    noting.start()
+    assert is_sending.wait(10)
+    using = threading.Thread(target=hold.use, args=({"tokens": 1},))
+    using.start()
+    using.join(0.05)
+    assert sent == []
+    may_go_on.set()
+    noting.join(10)
+    using.join(10)
+    hold.end(JobResult(job_id="run:0@1", fence=1, status="succeeded"))
+    hold.use({"tokens": 2})
+    assert sent == ["note", "use", "result"]
 
 
 def test_a_child_trusts_its_lease_until_the_deadline_and_not_at_it(

@@ -141,22 +141,22 @@ def _live(pipe: Connection, deadline: SharedDeadline) -> None:
     # Ctrl-C reaches the whole group of processes: the worker decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     show_lines()
-    hold = _ChildHold(pipe, deadline)
     while True:
         try:
             function, text, above = pipe.recv()
         except EOFError:
             return
         leased = _LEASED.decode(text)
+        hold = _ChildHold(pipe, deadline)
         try:
             with _traced(above):
                 output = function(job_of(leased, hold))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler may raise anything
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything
             log_event(logging.WARNING, "job_failed", raised=error, job_id=leased.job_id)
             result = results.failed(leased.job_id, leased.fence, error)
         else:
             result = results.succeeded(leased.job_id, leased.fence, output)
-        pipe.send(("result", msgspec.json.encode(result)))
+        hold.end(result)
         if above is not None and telemetry.tracing is not None and not pipe.poll():
             telemetry.tracing.flush()  # an idle child may be killed
 
@@ -173,19 +173,37 @@ def _traced(above: str | None) -> AbstractContextManager[None]:
 
 
 class _ChildHold:
-    """The lease as a child knows it: until when it is trusted, in memory that both see."""
+    """The lease as a child knows it: until when it is trusted, in memory that both see.
+
+    Used by the handler and by threads that it has started: the pipe takes one message at a time,
+    and none of a job whose result it has, since the next one would be taken for its job's.
+    """
 
     def __init__(self, pipe: Connection, deadline: SharedDeadline) -> None:
         self._pipe = pipe
         self._deadline = deadline
         self._clock = BootClock()
+        self._sending = threading.Lock()
+        self._has_ended = False
 
     @property
     def lost(self) -> FenceCause | None:
         return FenceCause.DEADLINE if self._clock.moment() >= self._deadline.value else None
 
     def note(self, progress: JsonValue) -> None:
-        self._pipe.send(("note", msgspec.json.encode(progress)))
+        self._send("note", msgspec.json.encode(progress))
 
     def use(self, usage: dict[str, int]) -> None:
-        self._pipe.send(("use", msgspec.json.encode(usage)))
+        self._send("use", msgspec.json.encode(usage))
+
+    def end(self, result: JobResult) -> None:
+        """Send the result, and nothing after it."""
+        encoded = msgspec.json.encode(result)
+        with self._sending:
+            self._has_ended = True
+            self._pipe.send(("result", encoded))
+
+    def _send(self, kind: str, text: bytes) -> None:
+        with self._sending:
+            if not self._has_ended:
+                self._pipe.send((kind, text))

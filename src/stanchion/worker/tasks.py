@@ -161,9 +161,10 @@ _Arg = TypeVar("_Arg")
 
 
 def _awaitable(error: BaseException) -> BaseException:
-    if isinstance(error, StopIteration):
-        # A future cannot carry it, since awaiting is built on it.
-        wrapped = RuntimeError("the handler raised StopIteration")
+    if isinstance(error, StopIteration | KeyboardInterrupt):
+        # A future cannot carry the first, since awaiting is built on it. The second would end the
+        # event loop; it is no signal, since the interpreter raises those in the main thread only.
+        wrapped = RuntimeError(f"the handler raised {type(error).__name__}")
         wrapped.__cause__ = error
         return wrapped
     return error
