@@ -60,6 +60,39 @@ def test_a_program_that_ends_without_closing_does_not_hang(file: str) -> None:
     assert done.returncode == 0
 
 
+def test_without_room_for_an_event_loop_a_hold_fails_and_a_later_one_does_not() -> None:
+    program = (
+        "import os, resource, stanchion\n"
+        "leases = stanchion.SyncLeases('memory:')\n"
+        "_, most = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))\n"
+        "files = []\n"
+        "try:\n"
+        "    while True:\n"
+        "        files.append(os.dup(0))\n"
+        "except OSError:\n"
+        "    pass\n"
+        "try:\n"
+        "    leases.hold('a').__enter__()\n"
+        "except OSError as error:\n"
+        "    print(error.strerror)\n"
+        "for file in files:\n"
+        "    os.close(file)\n"
+        "with leases.hold('a') as lease:\n"
+        "    print(lease.fence is not None)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        timeout=_SOON_S,
+        check=False,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert done.stdout.splitlines() == ["Too many open files", "True"]
+
+
 def test_no_update_is_lost(url: str, namespace: str, threads: ThreadPoolExecutor) -> None:
     total = 0
 

@@ -111,7 +111,7 @@ class _Engine:
         self._started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, Leases]] = Future()
         # A daemon, so that a program that ends without closing does not hang. Its leases expire.
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._live(make)), name="stanchion-leases", daemon=True
+            target=self._run, args=(make,), name="stanchion-leases", daemon=True
         )
         self._thread.start()
         self._loop, self._stopping, self.leases = self._started.result()
@@ -126,6 +126,15 @@ class _Engine:
         if self.pid == os.getpid():
             self.call(self._stopping.set)
             self._thread.join(_CLOSE_S_MAX)
+
+    def _run(self, make: Callable[[], Leases]) -> None:
+        try:
+            asyncio.run(self._live(make))
+        except BaseException as error:
+            if self._started.done():
+                raise
+            # No event loop could be opened, perhaps for want of files: the caller must not wait.
+            self._started.set_exception(error)
 
     async def _live(self, make: Callable[[], Leases]) -> None:
         stopping = asyncio.Event()
