@@ -10,9 +10,18 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
+from rich.cells import cell_len
 
 from stanchion.cli.errors import Exit
-from stanchion.cli.text import FlexibleCell, SpareHeading, clock, ident, table, whole_ident
+from stanchion.cli.text import (
+    FlexibleCell,
+    SpareHeading,
+    clock,
+    ident,
+    sentence,
+    table,
+    whole_ident,
+)
 from stanchion.core.model import Failure, RunStatus, StepId, StepStatus
 from stanchion.wire import runs
 from tests.cli.cases import CASES, RUN, Case
@@ -235,6 +244,24 @@ def test_short_ids_leave_room_for_spare_columns(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "40")
     shown = table(heads, [["a" * 16, "report", ident("k" * 32)]])
     assert shown[1].split() == ["a" * 16, "report", "…" + "k" * 8]
+
+
+def test_wide_characters_take_two_cells_and_accents_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [
+        ["搜索", "waiting", "decision", "模型没有在规定时间内回答请求请稍后再试一次" * 2],
+        ["schreiben", "running", "-", "u\u0308ber die Grenze"],
+    ]
+    shown = [click.unstyle(line) for line in table(("STEP", "STATUS", "WAITS", "ERROR"), rows)]
+    shown += map(click.unstyle, table(("STEP", "STATUS", "WAITS", "ERROR"), rows, wraps=True))
+    assert max(map(cell_len, shown)) <= 60
+    rows_shown = [line.partition("ing") for line in shown if "ing" in line]
+    assert {cell_len(before) for before, _, _ in rows_shown} == {len("schreiben  runn")}
+    monkeypatch.setenv("COLUMNS", "40")
+    said = sentence(
+        "the step waits for an answer: 模型没有 在规定时间 内回答请 求请稍后再 试一次 now"
+    )
+    assert max(map(cell_len, said.splitlines())) <= 40
 
 
 def test_words_of_a_rare_error_are_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:

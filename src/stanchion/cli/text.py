@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import textwrap
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Self, TypeAlias
@@ -61,7 +62,7 @@ def excerpt(value: str | None) -> str:
     """A text that may be long: as much of it as fits into a line, also into a pipe."""
     width = shutil.get_terminal_size().columns
     whole = cell(value)
-    return whole if len(whole) <= width else whole[: width - 1] + "…"
+    return whole if cells_of(whole) <= width else cut(whole, width)
 
 
 _COMMAND: Final = r"stanchion(?: [^\s;,()]+)+"
@@ -75,13 +76,56 @@ def sentence(text: str, indent: str = "") -> str:
     A command that it contains stays on one line, so that it can be copied.
     """
     room = shutil.get_terminal_size(fallback=(0, 0)).columns
-    if not 0 < room < len(text):
+    if not 0 < room < cells_of(text):
         return text
     joined = re.sub(_COMMAND, lambda command: command[0].replace(" ", _JOINT), text)
-    lines = textwrap.fill(
+    lines = wrapped(
         joined, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-    return lines.replace(_JOINT, " ")
+    return "\n".join(lines).replace(_JOINT, " ")
+
+
+# ── Widths: a Chinese character takes two cells of a terminal, a combining accent none ───────────
+
+
+def cells_of(text: str) -> int:
+    """How many cells of a terminal the text takes."""
+    return len(text) if text.isascii() else sum(map(_cells, text))
+
+
+def _cells(char: str) -> int:
+    if unicodedata.east_asian_width(char) in "WF":
+        return 2
+    return 0 if unicodedata.category(char) in {"Mn", "Me"} else 1
+
+
+def cut(text: str, cells: int) -> str:
+    """The beginning of a text that is too long, with an ellipsis, in so many cells."""
+    if text.isascii():
+        return text[: cells - 1] + "…"
+    taken = 0
+    for place, char in enumerate(text):
+        taken += _cells(char)
+        if taken > cells - 1:
+            return text[:place] + "…"
+    return text + "…"
+
+
+_SECOND: Final = "\x01"
+"""Stands for the second cell of a wide character while lines are broken. Texts have been made
+printable before, so they do not have it."""
+
+
+def wrapped(text: str, cells: int, **options: Any) -> list[str]:  # noqa: ANN401 - those of textwrap
+    """The text in lines of at most so many cells; ``options`` are those of ``textwrap.wrap``."""
+    if text.isascii():
+        return textwrap.wrap(text, cells, **options)
+    doubled = "".join(char + _SECOND if _cells(char) > 1 else char for char in text)
+    if doubled == text:
+        return textwrap.wrap(text, cells, **options)
+    # One cell less, because a line may end between the halves of a character.
+    lines = textwrap.wrap(doubled, max(2, cells - 1), **options)
+    return [line.replace(_SECOND, "") for line in lines]
 
 
 class FlexibleCell(str):
@@ -110,7 +154,7 @@ class VersionedCell(str):
     def cut(self, width: int) -> str:
         """As much of the name as fits, and the version."""
         name, _, version = self.rpartition("@")
-        return f"{name[: max(1, width - len(version) - 2)]}…@{version}"
+        return f"{cut(name, max(2, width - len(version) - 1))}@{version}"
 
 
 class SpareHeading(str):
@@ -264,7 +308,7 @@ def _enough(last: int, body: Sequence[Sequence[str]], *, wraps: bool) -> int:
         return last
     is_rare = 2 * sum(each not in {"-", ""} for each in cells) < len(cells)
     if is_rare and wraps:
-        longest = max((len(word) for each in cells for word in each.split()), default=0)
+        longest = max((cells_of(word) for each in cells for word in each.split()), default=0)
         return min(last, _LAST_CHARS, max(_LAST_CHARS_RARE, longest))
     return min(last, _LAST_CHARS_RARE if is_rare else _LAST_CHARS)
 
@@ -286,7 +330,7 @@ def _whole(body: Sequence[Sequence[str]]) -> list[bool]:
 
 
 def _widths(headers: Sequence[str], body: Iterable[Sequence[str]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(headers, *body, strict=True)]
+    return [max(map(cells_of, column)) for column in zip(headers, *body, strict=True)]
 
 
 def _total(widths: Sequence[int]) -> int:
@@ -313,7 +357,7 @@ def _fitted(
 def _lines(cells: Sequence[str], widths: Sequence[int], *, wraps: bool) -> Iterator[str]:
     """A row; with ``wraps``, on as many lines as its last cell needs."""
     *first, last = cells
-    parts = textwrap.wrap(last, max(_LAST_CHARS // 2, widths[-1])) if wraps else [last]
+    parts = wrapped(last, max(_LAST_CHARS // 2, widths[-1])) if wraps else [last]
     yield _line([*first, parts[0] if parts else ""], widths, COLORS)
     for part in parts[1:]:
         yield " " * (_total(widths) - widths[-1]) + part
@@ -324,15 +368,15 @@ def _line(
 ) -> str:
     shown = []
     for text, width in zip(cells, widths, strict=True):
-        cut = text if len(text) <= width else _cut(text, width)
+        fits = text if cells_of(text) <= width else _cut(text, width)
         color = (colors or {}).get(text)
-        padding = " " * (width - len(cut))
-        shown.append((click.style(cut, fg=color) if color else cut) + padding)
+        padding = " " * (width - cells_of(fits))
+        shown.append((click.style(fits, fg=color) if color else fits) + padding)
     return "  ".join(shown).rstrip()
 
 
 def _cut(text: str, width: int) -> str:
-    return text.cut(width) if isinstance(text, VersionedCell) else text[: width - 1] + "…"
+    return text.cut(width) if isinstance(text, VersionedCell) else cut(text, width)
 
 
 def pairs(items: Iterable[tuple[str, str]]) -> list[str]:
@@ -347,11 +391,12 @@ def _paired(value: str, indent: int) -> str:
     if value in COLORS:
         return click.style(value, fg=COLORS[value])
     room = shutil.get_terminal_size(fallback=(0, 0)).columns - indent
-    if len(value) <= room or max(map(len, value.split()), default=0) > room:
+    longest = max((len(word) for word in value.split() if word.isascii()), default=0)
+    if cells_of(value) <= room or longest > room:
         return value  # It fits, or it has a word like a key, which the terminal must wrap.
     return "\n".join(
         (" " * indent if number else "") + line
-        for number, line in enumerate(textwrap.wrap(value, room, break_on_hyphens=False))
+        for number, line in enumerate(wrapped(value, room, break_on_hyphens=False))
     )
 
 
