@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 
 from stanchion.console.live import Shared
+from stanchion.core.escalation import Announcement, Level, Order
 from stanchion.core.lease import Moment
 from stanchion.gateway.state import KEPT_MS
 from stanchion.services.watchdog import CHECK_S
@@ -65,6 +67,33 @@ async def test_an_order_of_an_operator_is_on_every_page() -> None:
             page = (await browser.get("/console/runs")).body
             assert words in page
             assert (b'class="alarm bad"' in page) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("closes", "said"),
+    [
+        (["high"], ("high is forced to fail closed", "so high fails closed.")),
+        (
+            ["standard", "high"],
+            ("standard and high are forced to fail closed", "so standard and high fail closed."),
+        ),
+    ],
+)
+async def test_one_closed_class_is_and_several_are(
+    closes: list[str], said: tuple[str, str]
+) -> None:
+    async with opened_console() as console:
+        house = console.house
+        patch = {"escalation": {"closes": closes}}
+        answer = await house.ask("PATCH", "/v1/admin/settings", patch, key=ADMIN)
+        assert answer.status == 200, answer.body
+        escalating = house.services.escalating
+        await escalating.order(Order.FORCE_CLOSED, actor="kim")
+        (forced,) = await console.console.pulse.alarms()
+        await escalating.order(Order.CLEAR, actor="kim")
+        escalating.hear(Announcement("other", Level.ESCALATED, house.services.clock.now()))
+        (escalated,) = await console.console.pulse.alarms()
+    assert (forced.brief, escalated.text.partition(", ")[2]) == said
 
 
 async def test_a_stream_says_when_something_has_changed_for_its_viewer() -> None:

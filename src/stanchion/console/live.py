@@ -247,18 +247,21 @@ class Pulse:
             text = "The bus does not answer: work goes on by polling, a little later."
             add("bus", "warn", "the bus does not answer", text)
         escalating = self._services.escalating
-        closed = _listed([risk for risk in Risk if escalating.closes(risk)])
+        closing = [risk for risk in Risk if escalating.closes(risk)]
+        closed, are_many = _listed(closing), len(closing) > 1
         href = "/console/escalation"
         if escalating.forced is Order.FORCE_OPEN:
             text = "An operator forces locks to fail open: escalation is off."
             add("open", "bad", "locks are forced to fail open", text, href)
         elif escalating.forced is Order.FORCE_CLOSED:
             text = f"An operator forces {closed} to fail closed."
-            add("closed", "bad", f"{closed} are forced to fail closed", text, href)
+            brief = f"{closed} {'are' if are_many else 'is'} forced to fail closed"
+            add("closed", "bad", brief, text, href)
         elif escalating.level is not Level.NORMAL:
+            fail = "fail" if are_many else "fails"
             word = "Latched" if escalating.level is Level.LATCHED else "Escalated"
-            text = f"{word}: too much ran without a lock, so {closed} fails closed."
-            add("escalated", "bad", f"escalated, {closed} fail closed", text, href)
+            text = f"{word}: too much ran without a lock, so {closed} {fail} closed."
+            add("escalated", "bad", f"escalated, {closed} {fail} closed", text, href)
         if is_draining:
             text = "This server is shutting down: it takes no new work."
             add("draining", "warn", "this server is shutting down", text)
