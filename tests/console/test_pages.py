@@ -140,6 +140,27 @@ async def test_a_decision_carries_the_data_that_its_schema_asks_for(browser: Bro
 
 
 @in_one_loop
+async def test_the_newest_of_many_approvals_has_its_form_and_keeps_its_data(
+    world: ConsoleHouse, browser: Browser
+) -> None:
+    house, path = world.house, "/v1/workflows/queue"
+    note = {"type": "string", "description": "x" * 22_000}  # 50 of them fill a page of the list
+    schema = {"type": "object", "properties": {"note": note}}
+    steps = {"ask": {"approval": {"message": "Now?", "data_schema": schema}}}
+    await house.ask("PUT", "/v1/admin/tenants/many", {"max_concurrent_runs": 1_000}, key=ADMIN)
+    await house.ask("PUT", path, {"steps": steps}, key=ADMIN, tenant="many")
+    rows = [{"key": str(number)} for number in range(520)]
+    begun = await house.ask("POST", f"{path}/runs/batch", {"runs": rows}, key=ADMIN, tenant="many")
+    run_id = begun.json["results"][-1]["run_id"]
+    page = await browser.get(f"/console/runs/{run_id}?tenant=many")
+    assert b'name="data.note"' in page.body
+    form = {"tenant": "many", "run_id": run_id, "step_id": "ask", "verdict": "approve"}
+    await browser.post("/console/approvals/decide?tenant=many", **form, **{"data.note": "go"})
+    ended = await house.ask("GET", f"/v1/runs/{run_id}", key=ADMIN, tenant="many")
+    assert ended.json["steps"]["ask"]["output"]["data"] == {"note": "go"}
+
+
+@in_one_loop
 async def test_who_started_a_run_cannot_decide_a_step_for_four_eyes(
     world: ConsoleHouse, browser: Browser
 ) -> None:

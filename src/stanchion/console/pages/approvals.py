@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
@@ -19,6 +20,8 @@ from stanchion.wire.runs import ApprovalRow, RunView
 PAGES: Final = PageTable()
 
 _LIMIT: Final = 25
+_SEARCHED: Final = 1_000
+"""Approvals that are looked through at a time for those of one run."""
 _RESULTS: Final = 3
 """Results of earlier steps that an approval of the inbox shows."""
 _RUN_PATH: Final = "/v1/runs/{run_id}"
@@ -105,17 +108,23 @@ async def decide(view: View, run_id: str, step_id: str, *, approve: bool) -> Non
 
 
 async def _row(view: View, run_id: str, step_id: str) -> ApprovalRow | None:
+    found = await approvals_of(view, run_id, {step_id})
+    return found[0] if found else None
+
+
+async def approvals_of(view: View, run_id: str, step_ids: Collection[str]) -> list[ApprovalRow]:
+    """Those of the steps of a run that wait for a decision; others may have been made meanwhile.
+
+    The list is of all runs, oldest first: a run that has just asked is at its end.
+    """
+    found: list[ApprovalRow] = []
     cursor: str | None = None
-    for _ in range(10):
-        page = await view.api.get("/v1/approvals", limit=200, cursor=cursor)
-        for row in page.approvals:
-            if row.run_id == run_id and row.step_id == step_id:
-                found: ApprovalRow = row
-                return found
+    while True:
+        page = await view.api.get("/v1/approvals", limit=_SEARCHED, cursor=cursor)
+        found += [row for row in page.approvals if row.run_id == run_id and row.step_id in step_ids]
         cursor = page.cursor
-        if cursor is None:
-            break
-    return None
+        if cursor is None or len(found) == len(step_ids):
+            return found
 
 
 @PAGES.page(

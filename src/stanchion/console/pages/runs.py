@@ -22,14 +22,13 @@ from stanchion.console.page import (
     Shown,
     View,
 )
-from stanchion.console.pages.approvals import DecisionForm, decide
+from stanchion.console.pages.approvals import DecisionForm, approvals_of, decide
 from stanchion.console.step_graph import GraphStep, StepKind, zoomable_graph
 from stanchion.core.model import Instant, RunStatus, StepStatus, WorkflowSource
 from stanchion.core.why import WhyCode, remedy_for
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import (
-    ApprovalRow,
     QueuedAnswer,
     RunList,
     RunView,
@@ -43,7 +42,6 @@ PAGES: Final = PageTable()
 
 _LIMIT: Final = 50
 _TIMELINE_MAX: Final = 1_000
-_APPROVALS_MAX: Final = 200
 _SUBWORKFLOWS_MAX: Final = 10
 _GRAPH_STEPS_MAX: Final = 300
 _STEPS_SHOWN: Final = 500
@@ -221,11 +219,10 @@ _READY: Final = frozenset({WhyCode.JOB_READY, WhyCode.NO_WORKER, WhyCode.TOPIC_L
 
 async def _decisions(view: View, run: RunView) -> list[DecisionForm]:
     """The decisions that the run waits for, with a form for each."""
-    if not any(step.waiting_for == "decision" for step in run.steps.values()):
+    waiting = {name for name, step in run.steps.items() if step.waiting_for == "decision"}
+    if not waiting:
         return []
-    found = await view.api.get("/v1/approvals", limit=_APPROVALS_MAX)
-    rows: list[ApprovalRow] = [each for each in found.approvals if each.run_id == run.run_id]
-    return [DecisionForm.of(view, row) for row in rows]
+    return [DecisionForm.of(view, row) for row in await approvals_of(view, run.run_id, waiting)]
 
 
 async def _structure(
