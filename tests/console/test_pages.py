@@ -139,6 +139,19 @@ async def test_a_decision_carries_the_data_that_its_schema_asks_for(browser: Bro
     assert ended.json["steps"]["ask"]["output"]["data"] == {"budget": 40}
 
 
+async def test_a_tenants_board_is_there_however_many_others_there_are() -> None:
+    async with opened_console() as console:
+        house = console.house
+        for number in range(1_001):
+            cap = {"max_concurrent_runs": 3}
+            put = f"/v1/admin/tenants/t{number:04}"
+            assert (await house.ask("PUT", put, cap, key=ADMIN)).status == 200
+        browser = await console.browser(ADMIN)
+        for tenant, is_there in (("t0000", True), ("t1000", True), ("nobody", False)):
+            page = await browser.get(f"/console/admission?tenant={tenant}")
+            assert (f'id="tenant-{tenant}"'.encode() in page.body) == is_there, tenant
+
+
 @in_one_loop
 async def test_the_newest_of_many_approvals_has_its_form_and_keeps_its_data(
     world: ConsoleHouse, browser: Browser

@@ -17,6 +17,7 @@ from stanchion.console.pages.overview import budget_rows
 from stanchion.console.pictures import CELLS_MAX, TakenSlot, slot_board
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.ports.errors import BackendError
+from stanchion.wire.admin import AdmissionList
 from stanchion.wire.runs import RunRow
 
 PAGES: Final = PageTable()
@@ -40,14 +41,12 @@ _ACTIVE: Final = ("pending", "running", "waiting")
 async def board(view: View) -> Data:
     """The tenants, those under pressure first; of a chosen one also what other caps would do."""
     api, query = view.api, view.query
-    page = await api.get(
-        "/v1/admin/admission",
-        limit=_LIMIT if view.tenant is None else _TENANTS_MAX,
-        cursor=query.get("cursor"),
-        sort=query.get("sort"),
-    )
-    found = [each for each in page.tenants if view.tenant in {None, each.tenant}]
-    rows = [_seen(each) for each in found]
+    if view.tenant is None:
+        cursor, sort = query.get("cursor"), query.get("sort")
+        page = await api.get("/v1/admin/admission", limit=_LIMIT, cursor=cursor, sort=sort)
+        rows = [_seen(each) for each in page.tenants]
+    else:
+        page, rows = await _page_of(view)
     boards = await asyncio.gather(*(_board(view, row) for row in rows))
     for row, (_, newest) in zip(rows, boards, strict=True):
         # Every slot has been taken since the newest of its runs took the last one.
@@ -61,6 +60,19 @@ async def board(view: View) -> Data:
         "has_decisions": api.allows("GET /v1/admin/decisions"),
         "what_if": await _what_if(view, rows[0]) if view.tenant is not None and rows else None,
     }
+
+
+async def _page_of(view: View) -> tuple[AdmissionList, list[dict[str, Any]]]:
+    """The page of the list with the tenant that is looked at, and its row if there is one."""
+    cursor: str | None = None
+    while True:
+        page: AdmissionList = await view.api.get(
+            "/v1/admin/admission", limit=_TENANTS_MAX, cursor=cursor, sort="tenant"
+        )
+        rows = [_seen(each) for each in page.tenants if each.tenant == view.tenant]
+        cursor = page.cursor
+        if rows or cursor is None:
+            return page, rows
 
 
 def would_admit(refused: Sequence[tuple[int, str | None]], *, extra: int, held_ms: float) -> int:
