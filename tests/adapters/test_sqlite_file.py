@@ -15,8 +15,10 @@ import msgspec
 import pytest
 
 from stanchion.adapters.locks.sqlite import SqliteLocks
+from stanchion.adapters.sqlite.database import CHECKPOINT_PAGES, Database
 from stanchion.adapters.sqlite.opening import Schema, bring_up_to_date, check_ours, read_schema
 from stanchion.adapters.store.sqlite import SqliteStore
+from stanchion.adapters.store.sqlite.file import WriterDatabase
 from stanchion.adapters.system import ManualClock
 from stanchion.core.model import Risk, WorkflowId
 from stanchion.core.topic_limits import TokenPool
@@ -107,6 +109,42 @@ async def test_a_closed_store_leaves_one_file_and_no_threads(tmp_path: Path) -> 
     await store.close()
     assert _names(tmp_path) == ["store.db"]
     assert not set(threading.enumerate()) - before
+
+
+async def test_the_log_is_copied_into_the_file_beside_the_writes(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = await _open(path)
+    with closing(apsw.Connection(str(path))) as other:
+        other.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+        await _write(store, bytes_=CHECKPOINT_PAGES * _PAGE_BYTES)
+        await store.writer.call(_settle_checkpoint, wait_s=5)
+        in_log, copied = other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        # The writer copies what is left, while all other writes wait.
+        assert in_log > CHECKPOINT_PAGES
+        assert in_log - copied < CHECKPOINT_PAGES // 10
+    await store.close()
+    assert _names(tmp_path) == ["store.db"]
+    assert not [each.name for each in threading.enumerate() if str(path) in each.name]
+
+
+async def test_a_file_that_was_replaced_is_not_given_the_log_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = await _open(path)
+    await _write(store, bytes_=_PAGE_BYTES)
+    other = tmp_path / "other.db"
+    await (await _open(other)).close()
+    other.replace(path)
+    before = path.read_bytes()
+
+    def checkpoint(db: Database) -> None:
+        assert db.checkpoint is not None
+        db.checkpoint()
+        _settle_checkpoint(db)
+
+    with pytest.raises(BackendCorrupt, match="removed or replaced"):
+        await store.writer.call(checkpoint, wait_s=5)
+    assert path.read_bytes() == before
+    await store.close()
 
 
 async def test_a_file_written_by_a_newer_version_is_refused(tmp_path: Path) -> None:
@@ -323,6 +361,24 @@ async def _load_and_close(path: Path, run_id: str) -> None:
         await store.load(run_id)  # type: ignore[arg-type]  # an id is a string
     finally:
         await store.close()
+
+
+_PAGE_BYTES = 4_096
+
+
+async def _write(store: SqliteStore, *, bytes_: int) -> None:
+    def write(db: Database) -> None:
+        db.connection.execute("CREATE TABLE IF NOT EXISTS large (content)")
+        db.connection.execute("INSERT INTO large VALUES (zeroblob(?))", (bytes_,))
+
+    await store.writer.call(write, wait_s=5)
+
+
+def _settle_checkpoint(db: Database) -> None:
+    """Wait for the checkpoint that was begun."""
+    assert isinstance(db, WriterDatabase)
+    assert db.checkpointer is not None
+    db.checkpointer.join()
 
 
 def _try_in_another_process(path: Path) -> str:

@@ -38,7 +38,7 @@ from stanchion.ports.errors import BackendCorrupt
 Row: TypeAlias = tuple[Any, ...]
 
 
-def _file_at(path: str) -> tuple[int, int] | None:
+def file_at(path: str) -> tuple[int, int] | None:
     """The device and inode of the file; ``None`` if there is none."""
     try:
         found = os.stat(path)  # noqa: PTH116 - at every commit; a Path would cost as much again
@@ -51,6 +51,10 @@ _PERIOD_MS: Final = 5_000
 _QUIET_CALLS: Final = 1_000
 """In a period. The loops of an idle replica alone make about 200 calls."""
 _QUIET_CACHE_BYTES: Final = 4 * 1024 * 1024
+CHECKPOINT_PAGES: Final = 4_000
+"""Pages of the log, 16 MiB, that are not in the file yet, after which they are copied into it."""
+_LOOK_PAGES: Final = 250
+"""Pages written between two looks at the log."""
 
 
 class Database:
@@ -70,21 +74,35 @@ class Database:
         self._clock = clock
         self.now: Callable[[], Instant] = clock.now
         """The time of the store."""
-        self._file = _file_at(path)
+        self._file = file_at(path)
         self.upcoming: deque[Callable[[Database], Any]] = deque()
         """The operations of the batch after the present one: it may read for them as well."""
         self._tickets = count(1)
         self._period_ends = Moment(clock.moment() + _PERIOD_MS)
         self._calls = 0
         """How many calls were served in the present period."""
+        self.checkpoint: Callable[[], None] | None = None
+        """Begins to copy the log into the file, on another thread, and does not wait for it."""
+        self._log_pages = 0
+        """How many pages were written since the last look at the log."""
 
     def served(self, calls: int) -> None:
-        """Note a batch of calls. After a quiet period, return the page cache to the system.
+        """Note a batch of calls: begin a checkpoint if the log has grown.
+
+        After a quiet period, return the page cache to the system.
 
         A burst of load fills the cache. A server that has become quiet again does not need it, and
         should not keep its memory; what it reads next comes from the operating system's cache.
         """
         self._calls += calls
+        if self.checkpoint is not None:
+            written, _ = self.connection.status(apsw.SQLITE_DBSTATUS_CACHE_WRITE, reset=True)
+            self._log_pages += written
+            if self._log_pages >= _LOOK_PAGES:
+                self._log_pages = 0
+                in_log, copied = self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+                if in_log - copied >= CHECKPOINT_PAGES:
+                    self.checkpoint()
         now = self._clock.moment()
         if now < self._period_ends:
             return
@@ -101,7 +119,7 @@ class Database:
         The file was removed or replaced. Further writes go to a file without a name, and are lost
         with this process: they must not be acknowledged.
         """
-        if _file_at(self.path) != self._file:
+        if file_at(self.path) != self._file:
             raise BackendCorrupt(
                 f"{self.path}: removed or replaced while in use. Stop this process, put the file"
                 " back, and start again"
