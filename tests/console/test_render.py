@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import msgspec
 import pytest
+from jinja2 import Environment, Template
 from markupsafe import escape
 
-from stanchion.console.render import json_text
+from stanchion.console.render import Assets, Templates, json_text
 from stanchion.core.json_value import JsonValue
 
 DEEP: JsonValue = [[[{"a": [number, {}, []], "b": "text"}] * 3] for number in range(30)]
@@ -54,3 +56,21 @@ def test_of_a_large_value_only_the_beginning_is_encoded(monkeypatch: pytest.Monk
     for value in VALUES.values():
         json_text(value)
     assert max(lengths) < 300_000
+
+
+async def test_a_template_is_compiled_once_for_all_that_need_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = list[str]()
+    get_template = Environment.get_template
+
+    def counted(self: Environment, name: str) -> Template:
+        compiled.append(name)
+        return get_template(self, name)
+
+    monkeypatch.setattr(Environment, "get_template", counted)
+    templates = Templates(Assets())
+    names = ["problem.html", "login.html"] * 10
+    found = await asyncio.gather(*map(templates.get, names))
+    assert [each.name for each in found] == names
+    assert max(map(compiled.count, names)) == 1

@@ -13,6 +13,7 @@ loopback must show the prefixed cookie: another site of the same domain cannot s
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -117,6 +118,10 @@ def refuse_without_token(form: Form, visitor: Visitor) -> None:
         raise RequestRefused(Refusal(code=Code.FORBIDDEN, detail=detail))
 
 
+class FormDisplaced(Exception):
+    """A form that was being read has given way to a newer one."""
+
+
 class SessionlessForms:
     """Bounds the forms of callers without a session that are being read.
 
@@ -130,7 +135,7 @@ class SessionlessForms:
 
     @contextmanager
     def reading(self, deadline: Deadline) -> Iterator[None]:
-        """Count a form while it is read. Its deadline may be made to expire meanwhile."""
+        """Count a form while it is read. Raises ``FormDisplaced`` if it gives way meanwhile."""
         if len(self._reading) >= self._at_once_max:
             oldest = next(iter(self._reading))
             del self._reading[oldest]
@@ -138,6 +143,10 @@ class SessionlessForms:
         self._reading[deadline] = None
         try:
             yield
+        except asyncio.CancelledError:
+            if deadline not in self._reading and deadline.is_why():
+                raise FormDisplaced from None
+            raise
         finally:
             self._reading.pop(deadline, None)
 

@@ -206,7 +206,7 @@ class Console:
                 except asyncio.CancelledError:
                     if not deadline.is_why():
                         raise
-                    # A form that gives way has not come: its connection would wait for the rest.
+                    # A form that has not come: its connection would wait for the rest.
                     refusal = self._state.unavailable(
                         Code.OVERLOADED, "this took too long", (CLOSE,)
                     )
@@ -215,6 +215,8 @@ class Console:
                     deadline.end()
         except ClientGone:
             return
+        except access.FormDisplaced:
+            answer = _displaced(self._state.overloaded(""))
         except Elsewhere as elsewhere:
             answer = _redirect(Redirect(elsewhere.url))
         except RequestRefused as refused:
@@ -594,6 +596,21 @@ _DIGITS_MAX: Final = 9
 def _html(status: int, text: str, more: Sequence[tuple[bytes, bytes]] = ()) -> EncodedAnswer:
     body = text.encode("utf-8", "replace")
     return EncodedAnswer(status, body, [(b"content-type", _HTML), *_HEADERS, *more])
+
+
+_DISPLACED: Final = (
+    b'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Not available now</title>'
+    b'<p>Too many forms at once. <a href="/console/login">Log in</a></p></html>\n'
+)
+"""Not from a template: callers without a key can cause hundreds of these a second."""
+
+
+def _displaced(refusal: Refusal) -> EncodedAnswer:
+    """The page for a form that has not come and has given way. Its connection is closed."""
+    assert refusal.retry_after_ms is not None
+    after_s = str(retry_after_s(refusal.retry_after_ms)).encode()
+    headers = [(b"content-type", _HTML), *_HEADERS, CLOSE, (b"retry-after", after_s)]
+    return EncodedAnswer(refusal.status, _DISPLACED, headers)
 
 
 def _forbidden(needs: str, visitor: Visitor) -> Refusal:

@@ -158,7 +158,8 @@ class Assets:
 class Templates:
     """The templates with their filters, each compiled in a thread when it is first used.
 
-    Compiling takes tens of milliseconds, for which the event loop must not wait.
+    Compiling takes tens of milliseconds, for which the event loop must not wait. One is compiled at
+    a time, once for all requests that need it: threads that compile have the interpreter as well.
     """
 
     def __init__(self, assets: Assets) -> None:
@@ -174,13 +175,18 @@ class Templates:
         made.filters.update(_FILTERS)
         made.globals["asset"] = assets.path
         self._compiled: dict[str, Template] = {}
+        self._compiling = asyncio.Lock()
 
     async def get(self, name: str) -> Template:
         """The compiled template."""
         found = self._compiled.get(name)
         if found is None:
-            found = await asyncio.get_running_loop().run_in_executor(None, self._compile, name)
-            self._compiled[name] = found
+            async with self._compiling:
+                found = self._compiled.get(name)
+                if found is None:
+                    loop = asyncio.get_running_loop()
+                    found = await loop.run_in_executor(None, self._compile, name)
+                    self._compiled[name] = found
         return found
 
     def _compile(self, name: str) -> Template:
