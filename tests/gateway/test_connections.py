@@ -78,6 +78,19 @@ async def test_every_connection_without_a_request_to_serve_has_a_deadline() -> N
                 assert all(each.has_deadline for each in open_now), state
 
 
+async def test_the_kernel_does_not_keep_more_and_more_for_a_connection() -> None:
+    body = b'{"input": ' + b" " * 900_000 + b"{}}"
+    request = START + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with served() as server, server.line() as (reader, writer):
+        for _ in range(8):
+            writer.write(request + body)
+            await reader.readuntil(b"\r\n\r\n")
+        (mine,) = connections()
+        theirs = mine.transport.get_extra_info("socket")
+        # Linux counts twice: as much again for its own use.
+        assert theirs.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) <= 2 * 64 * 1024
+
+
 class Sent(asyncio.Transport):
     """A connection without a socket, whose client reads all that is written."""
 

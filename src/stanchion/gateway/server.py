@@ -28,6 +28,10 @@ _FILES_KEPT: Final = 128
 KEEP_ALIVE_S: Final = 75
 _NOTICE_S: Final = 0.5
 """How long new connections are still answered with ``draining`` before the listener closes."""
+_RECEIVE_BYTES: Final = 64 * 1024
+"""What a client may send before it is read; the kernel adds as much for itself. What waits in a
+hundred sockets is read in one iteration of the event loop, and the kernel would let it grow to
+megabytes for each."""
 _PATIENCE_S: Final = 2.0
 """How long slow clients may still read after the sockets were told to close."""
 _BACKLOG_MAX: Final = 2_048
@@ -186,6 +190,8 @@ def _listener(host: str, port: int, flags: tuple[str, str] = ("--host", "--port"
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # For the connections that it accepts.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
         listener.bind(address)
     except OSError as error:
         listener.close()
