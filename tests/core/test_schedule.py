@@ -258,6 +258,25 @@ def test_one_tick_is_held_back_and_later_ones_are_missed(catch_up: CatchUp) -> N
     assert plan(after(which, free), 4).start == 4 * MINUTE
 
 
+@pytest.mark.parametrize(("catch_up", "left_minutes"), [("none", 2), ("one", 2), ("all", 1_001)])
+def test_a_tick_that_was_held_back_and_is_refused_is_missed_when_the_next_is_due(
+    catch_up: str, left_minutes: int
+) -> None:
+    held = with_held(schedule(overlap=Overlap.QUEUE, catch_up=CatchUp(catch_up)), Instant(MINUTE))
+    assert plan(held, left_minutes).start == MINUTE, "it was not tried"
+    refused = msgspec.structs.replace(held, refusal="the tenant was full")
+    told = waiting_tick(refused)
+    assert told is not None
+    assert (told.tick, told.reason) == (MINUTE, "the tenant was full")
+    assert plan(refused, left_minutes - 0.5).start == MINUTE
+    given_up = plan(refused, left_minutes)
+    assert given_up == TickPlan(missed=(MissedTick(Instant(MINUTE), "the tenant was full"),))
+    assert plan(after(refused, given_up), left_minutes).start == 2 * MINUTE
+    unanswered = msgspec.structs.replace(held, refusal=UNANSWERED)
+    assert plan(unanswered, left_minutes).start == MINUTE, "it may have a run"
+    assert plan(refused, left_minutes, BUSY).hold == MINUTE
+
+
 @given(
     st.sampled_from(list(Overlap)),
     st.sampled_from(list(CatchUp)),

@@ -268,6 +268,32 @@ async def test_overlap_skips_or_holds_one_back(world: World) -> None:
 
 
 @virtual
+async def test_a_tick_that_was_held_back_and_is_refused_does_not_stop_the_schedule(
+    world: World,
+) -> None:
+    one = world.add()
+    await world.define(ONE)
+    await put(one, overlap=Overlap.QUEUE)
+    await asyncio.sleep(60 * 2 + 5)
+    held = await stored(world)
+    assert (len(held.runs), held.missed) == (1, ())
+    full = "the tenant was full: 0 runs"
+    await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=0))
+    world.work(one, "work")
+    await asyncio.sleep(20)
+    told = waiting_tick(await stored(world))
+    assert told is not None
+    assert told.reason == full
+    await asyncio.sleep(60 * 2)
+    stopped = await stored(world)
+    assert len(stopped.runs) == 1
+    assert [each.reason for each in stopped.missed] == [full] * 2
+    await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=5))
+    await asyncio.sleep(10)
+    assert len((await stored(world)).runs) == 2
+
+
+@virtual
 async def test_a_tick_does_not_overlap_a_run_that_was_allowed_to_overlap_others(
     world: World,
 ) -> None:

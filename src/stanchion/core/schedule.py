@@ -284,7 +284,7 @@ def waiting_tick(schedule: Schedule) -> MissedTick | None:
     if tick is None or schedule.spec.paused:
         return None
     if tick <= schedule.handled:
-        return MissedTick(tick, _UNFINISHED)
+        return MissedTick(tick, schedule.refusal or _UNFINISHED)
     return MissedTick(tick, schedule.refusal or "its start is under way")
 
 
@@ -394,13 +394,15 @@ def decide_ticks(schedule: Schedule, now: Instant, jitter: float, busy: _Busy) -
     due, following = _due(schedule, Instant(now - delay_ms))
     held = schedule.tried
     if spec.overlap is Overlap.QUEUE and held is not None and held <= schedule.handled:
-        if busy is None:
+        if busy is None and (len(due) < _kept(spec) or schedule.refusal in _MAY_HAVE_RUN):
             return TickPlan(start=held)
+        if busy is None:
+            return TickPlan(missed=(MissedTick(held, schedule.refusal),))
         missed = tuple(MissedTick(each, _HELD) for each in due)
         return TickPlan(hold=held, missed=missed, wake_at=Instant(now + _HOLD_MS))
     if not due:
         return TickPlan(wake_at=None if following is None else Instant(following + delay_ms))
-    if held in due and schedule.refusal in {"", UNANSWERED}:
+    if held in due and schedule.refusal in _MAY_HAVE_RUN:
         # It may have a run: only the store can tell, and the tick is not missed before.
         return TickPlan(start=held)
     if following is None:
@@ -424,11 +426,16 @@ def _choose(
 ) -> tuple[Instant | None, tuple[MissedTick, ...]]:
     """The tick of those due that is to have a run now, and those that will have none."""
     spec = schedule.spec
-    kept = CAUGHT_UP_MAX if spec.catch_up is CatchUp.ALL else 1
+    kept = _kept(spec)
     missed, (first, *_) = _left_out(schedule, due[:-kept]), due[-kept:]
     if spec.catch_up is CatchUp.NONE and schedule.tried != first and now - first > LATE_MS_MAX:
         return None, (*missed, MissedTick(first, _LATE))
     return first, missed
+
+
+def _kept(spec: ScheduleSpec) -> int:
+    """How many of the ticks that are due are to have runs."""
+    return CAUGHT_UP_MAX if spec.catch_up is CatchUp.ALL else 1
 
 
 def _left_out(schedule: Schedule, ticks: list[Instant]) -> tuple[MissedTick, ...]:
@@ -447,6 +454,8 @@ def _due(schedule: Schedule, now: Instant) -> tuple[list[Instant], Instant | Non
     return due, None
 
 
+_MAY_HAVE_RUN: Final = frozenset({"", UNANSWERED})
+"""Refusals of a tick that may have a run nevertheless."""
 _LOOKED_AT_MAX: Final = 200_000
 _HOLD_MS: Final = 1_000
 _REASONS: Final = {

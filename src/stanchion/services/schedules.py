@@ -421,7 +421,7 @@ class ScheduleService:
         if self._is_tried_elsewhere(name, schedule, tick):
             self._wake_at[name] = (revision, Instant(self._clock.now() + RETRY_MS))
             return
-        if tick > schedule.handled:
+        if tick > schedule.handled or schedule.refusal:
             # Each time: another replica may have given it up since it was refused here, or still
             # try it. What that one writes afterwards must find a newer revision.
             schedule = with_trial(schedule, tick)
