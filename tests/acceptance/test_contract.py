@@ -146,6 +146,7 @@ async def test_an_operator_holds_lists_and_releases_locks(caller: Caller) -> Non
     mine = [lease for lease in listed if lease["name"] == name]
     assert len(mine) == 1
     assert 0 < mine[0]["expires_in_ms"] <= 20_000
+    assert (await caller.get(f"/v1/admin/leases/{name}"))["fence"] == mine[0]["fence"]
     taken = await caller.call("POST", "/v1/admin/leases", {"name": name, "ttl_s": 20})
     assert taken.verdict == (409, "conflict")
     await caller.let_go(name)

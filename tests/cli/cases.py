@@ -1172,6 +1172,13 @@ CASES: Final = (
         says=("admission/acme  kim     2026-11-15 19:00:00Z  4.2 s    2         1786000",),
     ),
     Case(
+        args=("lease", "show", "admission/acme"),
+        asks=("GET", "/v1/admin/leases/admission/acme"),
+        answer=LEASE,
+        shape=admin.LeaseRow,
+        says=("holder    kim", "ends in   4.2 s", "fence     1786000"),
+    ),
+    Case(
         args=("lease", "hold", "admission/acme", "--ttl-s", "4.2"),
         asks=("POST", "/v1/admin/leases"),
         body={"name": "admission/acme", "ttl_s": 4.2},

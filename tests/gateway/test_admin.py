@@ -218,6 +218,11 @@ async def test_an_operator_holds_a_lock_lists_it_and_takes_it_away(house: House)
     assert (row["holder"], row["renewals"]) == (held.json["holder"], 0) == ("anonymous", 0)
     assert row["acquired_at"] == held.json["acquired_at"]
     assert row["acquired_at"].endswith("Z")
+    for name in ("admission/acme", "admission%2Facme"):
+        one = (await house.ask("GET", f"/v1/admin/leases/{name}")).json
+        assert one | {"expires_in_ms": 0} == row | {"expires_in_ms": 0}
+    free = await house.ask("GET", "/v1/admin/leases/run/x")
+    assert (free.status, free.code) == (404, "not_found")
     await house.ask("POST", "/v1/admin/leases", {"name": "run/x", "ttl_s": 60})
     page = (await house.ask("GET", "/v1/admin/leases?limit=1")).json
     assert [each["name"] for each in page["leases"]] == ["admission/acme"]

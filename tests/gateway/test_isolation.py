@@ -325,6 +325,7 @@ EXPECTED: dict[str, Callable[[Answer, World], bool]] = {
     "get_settings": forbidden,
     "patch_settings": forbidden,
     "list_leases": forbidden,
+    "get_lease": forbidden,
     "hold_lease": forbidden,
     "release_lease": forbidden,
     "get_lock_history": forbidden,

@@ -59,6 +59,14 @@ list_command(
 )
 
 
+@lease.command("show")
+@click.argument("name", metavar="NAME", callback=_lease_name, shell_complete=complete_locks)
+@calls_server
+def show_lease(session: Session, name: str) -> None:
+    """Show who holds a lock, since when and for how long."""
+    session.show(session.get(path_to("admin", "leases", name)), _lease_lines)
+
+
 @lease.command("hold")
 @_name_argument
 @click.option(
@@ -118,6 +126,19 @@ def _history_lines(seen: dict[str, Any]) -> Iterator[str]:
     yield from rows_of(seen.get("waits", ()), waits)
     marks: dict[str, Column] = {"AT": ("at", clock), "WHAT": "what", "FENCE": "fence"}
     yield from rows_of(seen["marks"], marks)
+
+
+def _lease_lines(row: dict[str, Any]) -> Iterator[str]:
+    yield from pairs(
+        (
+            ("name", cell(row["name"])),
+            ("holder", cell(row["holder"])),
+            ("since", clock(row["acquired_at"])),
+            ("ends in", _ends_in(row)),
+            ("renewals", cell(row["renewals"])),
+            ("fence", cell(row["fence"])),
+        )
+    )
 
 
 def _held_lines(row: dict[str, Any]) -> Iterator[str]:

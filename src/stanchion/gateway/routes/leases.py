@@ -85,6 +85,23 @@ async def list_leases(call: Call[NoBody, PagedLeases]) -> Reply:
 
 
 @ROUTES.add(
+    "GET /v1/admin/leases/{name}",
+    OPERATORS,
+    RouteScope.DEPLOYMENT,
+    LeaseRow,
+    codes=(Code.NOT_FOUND, Code.LOCKS_UNAVAILABLE),
+)
+async def get_lease(call: Call[NoBody, NoQuery]) -> Reply | Refusal:
+    """Show one lock, with holder and renewals; 404 while it is free."""
+    locks = call.services.locks
+    try:
+        view = None if locks is None else await locks.inspect(call.params["name"])
+    except BackendError as error:
+        _away(call, error)
+    return not_found("lease") if view is None else Reply(_row(view))
+
+
+@ROUTES.add(
     "POST /v1/admin/leases",
     OPERATORS,
     RouteScope.DEPLOYMENT,
