@@ -153,6 +153,25 @@ async def test_a_tenants_board_is_there_however_many_others_there_are() -> None:
 
 
 @in_one_loop
+async def test_jobs_of_other_tenants_are_not_shown_as_those_of_the_chosen_one(
+    world: ConsoleHouse, browser: Browser
+) -> None:
+    house = world.house
+    for tenant in ("busy", "quiet"):
+        await house.ask("PUT", "/v1/workflows/w", JOB_OF_MANY, key=ADMIN, tenant=tenant)
+    await house.ask("POST", "/v1/workflows/w/runs", {}, key=ADMIN, tenant="busy")
+    for path in ("/console", "/console/workers"):
+        everyone = (await browser.get(path)).body
+        assert b"many.work" in everyone, path
+        chosen = (await browser.get(f"{path}?tenant=quiet")).body
+        assert b"no worker serves" not in chosen, path
+        assert b"Jobs that wait" not in chosen, path
+
+
+JOB_OF_MANY = {"steps": {"work": {"topic": "many.work"}}}
+
+
+@in_one_loop
 async def test_the_newest_of_many_approvals_has_its_form_and_keeps_its_data(
     world: ConsoleHouse, browser: Browser
 ) -> None:

@@ -41,9 +41,9 @@ _TOPICS: Final = "GET /v1/worker/topics"
 async def show_workers(view: View) -> Data:
     """Workers, and the topics with jobs that wait."""
     page = await view.api.get("/v1/admin/workers", cursor=view.query.get("cursor"), limit=_LIMIT)
-    ready: dict[str, int] = {}
-    if view.api.allows(_TOPICS):
-        ready = (await view.api.get("/v1/worker/topics")).ready
+    # Jobs are counted over all tenants: beside the workers of one they would mean nothing.
+    is_counted = view.tenant is None and view.api.allows(_TOPICS)
+    ready = (await view.api.get("/v1/worker/topics")).ready if is_counted else {}
     is_whole = page.cursor is None and "cursor" not in view.query
     recent = when(view.now) - ABSENT_AFTER
     return {
@@ -51,6 +51,7 @@ async def show_workers(view: View) -> Data:
         "cursor": page.cursor,
         "topics": served_topics(page.workers, ready, recent),
         "is_whole": is_whole,
+        "is_counted": is_counted,
         "recent": recent,
     }
 

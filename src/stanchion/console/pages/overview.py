@@ -215,7 +215,9 @@ def budget_rows(own: TenantView | None) -> list[Data]:
 
 
 async def _unserved(view: View) -> list[tuple[str, int]] | None:
-    """Topics with ready jobs that no worker has asked for lately."""
+    """Topics with ready jobs that no worker has asked for lately; ``None`` if it is not known."""
+    if view.tenant is not None:
+        return None  # jobs are counted over all tenants, and workers of others may serve them
     topics = await _listed(view, "/v1/worker/topics")
     workers = await _listed(view, "/v1/admin/workers", limit=_TENANTS_MAX)
     if topics is None or workers is None or workers.cursor is not None:
