@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import inspect
+import math
 import pydoc
 import re
 import subprocess
@@ -379,7 +380,7 @@ def test_a_handle_knows_its_run() -> None:
     ]
     with (
         tiny_server(lambda heard: answer(answers[heard.number - 1])) as server,
-        stanchion.Client(server.url) as client,
+        stanchion.Client(server.url, timeout_s=math.inf) as client,
     ):
         run = client.start("w")
         assert run.wait(timeout_s=60).output == {"answer": 42}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
 
 import msgspec
@@ -48,11 +49,12 @@ def test_a_long_run_is_waited_for_in_slices_of_at_most_25_seconds() -> None:
     assert server.timeouts_s == [30.0] * 3
 
 
-def test_without_a_time_a_wait_takes_as_long_as_the_run() -> None:
+@pytest.mark.parametrize("timeout_s", [None, math.inf])
+def test_without_a_time_a_wait_takes_as_long_as_the_run(timeout_s: float | None) -> None:
     server = Holding(finished_at_ms=86_400_000)
 
     async def main() -> None:
-        assert (await client(server).wait("r1")).status == "succeeded"
+        assert (await client(server).wait("r1", timeout_s=timeout_s)).status == "succeeded"
         assert now() == 86_400_000
 
     run(main())

@@ -25,6 +25,8 @@ TransportT = TypeVar("TransportT")
 CallerT = TypeVar("CallerT")
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 _URL: Final = "http://127.0.0.1:8420"
+_TIMEOUT_S_MAX: Final = 86_400.0
+"""Sockets take no infinite time-out."""
 
 
 class BaseClient(ABC, Generic[TransportT]):
@@ -50,7 +52,7 @@ class BaseClient(ABC, Generic[TransportT]):
             api_key: says who calls, and for which tenant. By default STANCHION_API_KEY from the
                 environment.
             tenant: for a server without keys. ``default``, if not given.
-            timeout_s: how long one request may take. Retries have times of their own.
+            timeout_s: how long one request may take, a day at most. Retries have their own times.
             pace: retry policies and budgets.
             on_event: called with every attempt, retry and failure (``stanchion.client.signals``).
             transport: instead of the client's own.
@@ -70,7 +72,7 @@ class BaseClient(ABC, Generic[TransportT]):
             pace=Pace() if pace is None else pace,
             tell=guarded(on_event),
             headers=tuple(headers),
-            timeout_s=timeout_s,
+            timeout_s=min(timeout_s, _TIMEOUT_S_MAX),
         )
         servers = parse_addresses(url)
         self._transport = self._transport_to(servers) if transport is None else transport

@@ -7,6 +7,7 @@ answer starts no second run.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -191,7 +192,9 @@ def wait(engine: CallEngine, run_id: str, *, timeout_s: float | None = None) -> 
     time, waits as long as the run takes.
     """
     now = engine.pace.now
-    until = None if timeout_s is None else Instant(now() + max(0, round(timeout_s * 1000)))
+    until = None
+    if timeout_s is not None and timeout_s != math.inf:
+        until = Instant(now() + max(0, round(timeout_s * 1000)))
     while True:
         left_s = WAIT_SLICE_S if until is None else max(0.0, (until - now()) / 1000)
         slice_s = min(WAIT_SLICE_S, left_s)
