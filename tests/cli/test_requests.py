@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import socket
 import sys
 from pathlib import Path
@@ -903,6 +904,21 @@ def test_an_export_writes_a_line_for_each_entry_of_all_pages(
         asked = [request.query for request in server.requests[-3:]]
         assert [each.get("cursor") for each in asked] == [None, "next", "more"]
         assert {each["actor"] for each in asked} == {"kim"}
+
+
+def test_an_export_writes_to_a_pipe_and_does_not_take_its_place(
+    cli: Cli, server: Script, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        server.says(Said({"entries": [{"actor": "kim"}], "cursor": None}))
+        assert cli("audit", "export", "--file", str(pipe)).code == 0
+        assert os.read(reading, 1_000) == b'{"actor":"kim"}\n'
+    finally:
+        os.close(reading)
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize(

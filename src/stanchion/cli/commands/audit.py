@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import IO, Any, BinaryIO, Final, TypeVar
 
 import click
 
@@ -90,11 +91,30 @@ list_command(
 )
 
 
+class _OutputFile(click.File):
+    """A file that is there once all of it is written; a pipe or a device is written to as it is.
+
+    Click would put a regular file in their place.
+    """
+
+    def convert(
+        self,
+        value: str | os.PathLike[str] | IO[Any],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> IO[Any]:
+        is_path = isinstance(value, str) and value != "-" and os.path.exists(value)  # noqa: PTH110 - pathlib is slow to import
+        is_special = is_path and not os.path.isfile(str(value))  # noqa: PTH113 - as above
+        if is_special:
+            return click.File("wb").convert(value, param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @audit.command("export")
 @_filters
 @click.option(
     "--file",
-    type=click.File("wb", atomic=True),
+    type=_OutputFile("wb", atomic=True),
     default="-",
     help="Where to write to, instead of standard output.",
 )
