@@ -52,6 +52,8 @@ def test_a_target_is_found_where_the_command_runs(project: Path, target: str) ->
     [
         ("some_worker.py:app", "write it as some_worker:app"),
         ("some/place.py", "write it as some.place:app"),
+        ("./some/place.py:other", "write it as some.place:other"),
+        (".some_worker:app", "write it as some_worker:app"),
         ("", "write it as worker:app"),
         ("nowhere:app", "there is no module 'nowhere' here"),
         ("nowhere.below:app", "there is no module 'nowhere' here"),

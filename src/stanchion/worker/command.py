@@ -142,8 +142,8 @@ def load_worker(target: str) -> Worker:
     An exception raised by the module itself propagates.
     """
     module_name, _, name = target.partition(":")
-    if module_name.endswith(".py") or "/" in module_name or not module_name:
-        stem = module_name.removesuffix(".py").strip("/").replace("/", ".") or "worker"
+    if module_name.endswith(".py") or "/" in module_name or module_name[:1] in {"", "."}:
+        stem = module_name.removesuffix(".py").replace("/", ".").strip(".") or "worker"
         raise BadTarget(f"{target!r} names no module; write it as {stem}:{name or _DEFAULT_NAME}")
     here = os.getcwd()  # noqa: PTH109 - sys.path holds strings
     if here not in sys.path:
