@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeAlias, assert_never
@@ -46,7 +45,7 @@ from msgspec.structs import replace
 
 from stanchion import telemetry
 from stanchion.core.events import AttemptFailed, AttemptSucceeded
-from stanchion.core.lease import LeaseLost, LeaseOverride, OnLockError, OnRenewalLost
+from stanchion.core.lease import LeaseLost, OnLockError, OnRenewalLost
 from stanchion.core.model import (
     BY_HAND,
     JobId,
@@ -83,7 +82,7 @@ from stanchion.services.leasing import LeaseContended, LeaseRefused, Leasing
 from stanchion.services.log import log_event
 from stanchion.services.plans import Plans
 from stanchion.services.renewal import Lease
-from stanchion.services.run_cache import RUNS_KEPT, KnownRun, RunCache
+from stanchion.services.run_cache import KnownRun, RunCache, RunClass, RunClasses
 from stanchion.services.work import Decider
 
 TRIES_MAX: Final = 20
@@ -98,9 +97,6 @@ NUDGED_MAX: Final = 2
 """Promoted runs that are advanced at once after a commit: each freed slot promotes one."""
 TURNS_MAX: Final = 2_000
 """Runs advanced at the same time. Others wait for their outbox rows to become due."""
-CLASSES_KEPT: Final = 2 * RUNS_KEPT
-"""Also of runs that are not kept. Without its class, a run is read before its lease is asked for,
-and not after that."""
 
 
 class Advanced(msgspec.Struct, frozen=True):
@@ -178,27 +174,12 @@ class _Turn(msgspec.Struct):
     """When the lease was asked for and granted, while traces are on and no span has it yet."""
 
 
-class _Class(msgspec.Struct, frozen=True, gc=False):
-    risk: Risk
-    override: LeaseOverride | None
-    tenant: TenantId
-    traceparent: str | None
-
-    @property
-    def trace_id(self) -> str | None:
-        return None if self.traceparent is None else self.traceparent[3:35]
-
-
-def _class(run: Run, override: LeaseOverride | None) -> _Class:
-    return _Class(run.risk, override, run.tenant, run.traceparent)
-
-
 _RUN_MOVED: Final = frozenset({SettleMiss.CHANGED, SettleMiss.STALE_FENCE})
 """The run was written to since it was read. Read again, it may be settled."""
 _TAKEN: Final = "another replica or task has the lease"
 
 
-def _trace_failed_wait(run_id: RunId, known: _Class, asked_ns: int, error: str) -> None:
+def _trace_failed_wait(run_id: RunId, known: RunClass, asked_ns: int, error: str) -> None:
     """Make the span of a wait for a run's lease that ended without it."""
     tracing, parent = telemetry.tracing, known.traceparent
     if tracing is None or parent is None or not telemetry.is_sampled(parent):
@@ -267,7 +248,7 @@ class Advancer:
         self._on_ended = on_ended
         self._poison_failures_max = poison_failures_max
         self._turns: dict[RunId, _Turn] = {}
-        self._classes: OrderedDict[RunId, _Class] = OrderedDict()
+        self._classes = RunClasses()
         self.cache = self._runs = RunCache(context.clock)
 
     async def advance(self, run_id: RunId, posted: InboxEntry | None = None) -> Outcome:
@@ -285,19 +266,12 @@ class Advancer:
 
     def remember(self, run: Run, plan: Plan) -> None:
         """Note a run that was committed, so that its next change need not read it."""
-        self._classes[run.id] = _class(run, plan.lock_policy)
-        self._classes.move_to_end(run.id)
-        if len(self._classes) > CLASSES_KEPT:
-            self._classes.popitem(last=False)
+        self._classes.put(run, plan.lock_policy)
         self._runs.put(run, plan)
 
     def remember_alike(self, starts: AlikeStarts, plan: Plan) -> None:
         """``remember`` for new runs that begin alike."""
-        known, classes = _class(starts.first.run, plan.lock_policy), self._classes
-        for start in starts.rows:
-            classes[start.run_id] = known
-        while len(classes) > CLASSES_KEPT:
-            classes.popitem(last=False)
+        self._classes.put_alike(starts, plan.lock_policy)
         self._runs.put_alike(starts, plan)
 
     def settle(
@@ -319,7 +293,7 @@ class Advancer:
         turn = self._turns.get(run_id)
         if turn is None:
             is_free = self._needs_no_lease(run_id, known)
-            is_known = known is not None and run_id in self._classes
+            is_known = known is not None and self._classes.get(run_id) is not None
             may_hold = is_known and self._leasing.answers_at_once
             if len(self._turns) >= TURNS_MAX or not (is_free or may_hold):
                 return None
@@ -334,11 +308,8 @@ class Advancer:
 
     def forget_idle(self) -> None:
         """Forget the runs that have not changed for a minute: after a peak these are most."""
-        for run_id in self._runs.forget_idle():
-            if run_id not in self._turns:
-                self._classes.pop(run_id, None)
-        if not self._classes:
-            self._classes.clear()  # else its table stays as large as it was
+        idle = self._runs.forget_idle()
+        self._classes.forget([run_id for run_id in idle if run_id not in self._turns])
 
     async def idle(self) -> None:
         """Wait until no run is being advanced."""
@@ -531,12 +502,12 @@ class Advancer:
         known = self._runs.get(run_id)
         return known is not None and self._needs_no_lease(run_id, known)
 
-    async def _class_of(self, loaded: Loaded) -> _Class:
+    async def _class_of(self, loaded: Loaded) -> RunClass:
         plan = await self._plan_unless_broken(loaded.run)
         if plan is None:
-            return _class(loaded.run, None)
+            return RunClass.of(loaded.run, None)
         self.remember(loaded.run, plan)
-        return _class(loaded.run, plan.lock_policy)
+        return RunClass.of(loaded.run, plan.lock_policy)
 
     async def _empty_inbox(
         self, run_id: RunId, turn: _Turn, lease: Lease, seen: Loaded | None
@@ -822,7 +793,7 @@ class Advancer:
             self.nudge(run_id)
         self._runs.put(after, plan)
         if transition.status.is_finished:
-            self._classes.pop(run.id, None)
+            self._classes.forget([run.id])
 
     async def _sift(self, loaded: Loaded, lease: Lease, error: Exception) -> _Applied:
         """Find the entry that cannot be applied, apply those before it, and count against it."""

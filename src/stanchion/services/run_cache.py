@@ -2,13 +2,15 @@
 
 A run in the cache is decided on without reading it. The value may be out of date: a decision on it
 counts only if the store compares its stamp. The cache is limited by number, by size and by time.
+
+``RunClasses`` keeps what is needed to request a run's lease, which never changes and is small.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 from weakref import ref
 
@@ -16,13 +18,16 @@ import msgspec
 from msgspec.structs import replace
 
 from stanchion.core.json_value import JsonValue
-from stanchion.core.lease import Moment
-from stanchion.core.model import Run, RunId
+from stanchion.core.lease import LeaseOverride, Moment
+from stanchion.core.model import Risk, Run, RunId, TenantId
 from stanchion.core.plan import Plan
 from stanchion.ports.clock import Clock
 from stanchion.ports.records import Admission, AlikeStart, AlikeStarts
 
 RUNS_KEPT: Final = 4_096
+CLASSES_KEPT: Final = 2 * RUNS_KEPT
+"""Also of runs that are not kept. Without its class, a run is read before its lease is asked for,
+and not after that."""
 RUN_KEPT_MS: Final = 60_000
 """How long a run is kept after its last change. Then it waits for something slow."""
 RUN_KEPT_BYTES_MAX: Final = 64 * 1024
@@ -125,6 +130,59 @@ class RunCache:
         """Remove the runs that have not changed for a minute; returns their ids."""
         until = Moment(self._clock.moment() - RUN_KEPT_MS)
         return [*self._runs.remove_until(until), *self._wide.remove_until(until)]
+
+
+class RunClass(msgspec.Struct, frozen=True, gc=False):
+    """What decides how the lease of a run is requested, and what its log lines and spans name."""
+
+    risk: Risk
+    override: LeaseOverride | None
+    tenant: TenantId
+    traceparent: str | None
+
+    @classmethod
+    def of(cls, run: Run, override: LeaseOverride | None) -> RunClass:
+        """That of a run whose workflow has this lease policy."""
+        return cls(run.risk, override, run.tenant, run.traceparent)
+
+    @property
+    def trace_id(self) -> str | None:
+        """The id of the trace of the run."""
+        return None if self.traceparent is None else self.traceparent[3:35]
+
+
+class RunClasses:
+    """The classes of runs that this process has changed, least recent first."""
+
+    def __init__(self) -> None:
+        self._classes: OrderedDict[RunId, RunClass] = OrderedDict()
+
+    def get(self, run_id: RunId) -> RunClass | None:
+        return self._classes.get(run_id)
+
+    def put(self, run: Run, override: LeaseOverride | None) -> None:
+        """Note the class of a run."""
+        self._classes[run.id] = RunClass.of(run, override)
+        self._classes.move_to_end(run.id)
+        self._make_room()
+
+    def put_alike(self, starts: AlikeStarts, override: LeaseOverride | None) -> None:
+        """Note the class of new runs that begin alike."""
+        known = RunClass.of(starts.first.run, override)
+        for start in starts.rows:
+            self._classes[start.run_id] = known
+        self._make_room()
+
+    def forget(self, run_ids: Iterable[RunId]) -> None:
+        """Remove the classes of runs."""
+        for run_id in run_ids:
+            self._classes.pop(run_id, None)
+        if not self._classes:
+            self._classes.clear()  # else its table stays as large as it was
+
+    def _make_room(self) -> None:
+        while len(self._classes) > CLASSES_KEPT:
+            self._classes.popitem(last=False)
 
 
 class _LeastRecent:
