@@ -742,7 +742,7 @@ def test_a_preview_of_a_bulk_action_counts_in_english(
 ) -> None:
     server.says(Said({"matched": count, "by_tenant": {}}))
     seen = cli("bulk", "start", "cancel", "--dry-run")
-    assert (seen.out, "those that have ended are counted too" in seen.err) == (line, True)
+    assert (seen.out, "runs that have ended are counted too" in seen.err) == (line, True)
     assert "ended" not in cli("bulk", "start", "cancel", "--status", "running", "--dry-run").err
     assert "ended" not in cli("bulk", "start", "rerun", "--dry-run").err
 

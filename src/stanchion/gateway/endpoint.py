@@ -363,7 +363,7 @@ class _RouteRunner:
 
     def _too_slow(self, *, is_reading: bool) -> Refusal:
         if is_reading:
-            detail = f"the body did not come within {self._first_s:g} s"
+            detail = f"the body did not arrive within {self._first_s:g} s"
             return Refusal(code=Code.REQUEST_TIMEOUT, detail=detail, headers=(CLOSE,))
         return self._state.overloaded("the request took too long")
 

@@ -76,7 +76,7 @@ def start_bulk(
     if dry_run:
         session.show(session.send("POST", path_to("bulk"), body).document, _preview_lines)
         if action == "cancel" and "status" not in given:
-            session.note("those that have ended are counted too, and stay as they are")
+            session.note("runs that have ended are counted too, and are not changed")
         return Exit.OK
     if not given and not everything:
         if not sys.stdin.isatty():
@@ -156,7 +156,7 @@ def _followed(session: Session, found: dict[str, Any]) -> dict[str, Any]:
             found = session.get(path)
     except KeyboardInterrupt:
         again = f"stanchion bulk show {found['bulk_id']} --watch{session.server.flags}"
-        session.note(f"it goes on; to see it again: {again}")
+        session.note(f"it continues; to watch it again: {again}")
         raise
     finally:
         if bar is not None:

@@ -211,7 +211,7 @@ def _escalation(seen: EscalationSeen) -> list[Promise]:
         ),
         Promise(
             id="escalation_closes",
-            says="while escalated, standard fails closed as well and low goes on",
+            says="while escalated, standard fails closed as well and low continues",
             measured=f"{seen.standard_finished_while_escalated} standard and"
             f" {seen.low_finished_while_escalated} low runs finished",
             holds=seen.standard_finished_while_escalated == 0

@@ -130,7 +130,7 @@ def _continued(rows: Sequence[HandOver]) -> Promise:
         shown += f", replicas for {', '.join(seconds(each) for each in replicas)}"
     return Promise(
         id="continue_measured",
-        says="under `continue` the holder goes on, without trust: the overlap is what it costs",
+        says="under `continue` the holder continues without trust, at the cost of an overlap",
         measured=f"acting together for {shown}; trusting together {trusting * 1000:.0f} ms",
         holds=bool(acting) and trusting == 0 and all(each > 0 for each in acting),
     )

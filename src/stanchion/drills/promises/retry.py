@@ -126,7 +126,7 @@ def judge_retry(seen: RetrySeen) -> tuple[Promise, ...]:
         Promise(
             id="admitted",
             says="with split policies nine of ten callers and more are admitted in time; the others"
-            " were told to come back after the drill's end",
+            " were told to retry after the drill's end",
             measured=f"{len(split.admitted)} of {split.callers}",
             holds=len(split.admitted) >= MOST * split.callers,
         ),
@@ -233,7 +233,7 @@ def _honoured(fleets: Sequence[FleetSeen]) -> Promise:
                 early += waited_ms < before.retry_after_ms - EARLY_MS
     return Promise(
         id="retry_after_honoured",
-        says="the SDK never comes back before Retry-After",
+        says="the SDK never retries before Retry-After",
         measured=f"{early} of {pairs} retries came early",
         holds=not early and pairs > 0,
     )
@@ -249,7 +249,7 @@ def _spread(fleets: Sequence[FleetSeen]) -> Promise:
     width_s = percentile(told, 0.9) - percentile(told, 0.1)
     return Promise(
         id="retry_after_spread",
-        says=f"callers of a full tenant are told different times, over {SPREAD_S:g} s and more",
+        says=f"callers of a full tenant get different retry times, over {SPREAD_S:g} s and more",
         measured=f"{len(set(told))} different values in {len(told)} refusals, p10 to p90"
         f" {seconds(width_s)} apart",
         holds=width_s >= SPREAD_S and len(set(told)) >= len(told) / 2,
