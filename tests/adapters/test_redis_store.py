@@ -16,7 +16,7 @@ import redis
 from msgspec.structs import replace
 
 from stanchion.adapters.redis.address import read_url
-from stanchion.adapters.redis.client import RedisClient
+from stanchion.adapters.redis.client import RedisClient, RedisRequest
 from stanchion.adapters.store.redis import RedisStore, decode, definitions, shards
 from stanchion.adapters.store.redis.encode import (
     OF_RUN,
@@ -58,7 +58,7 @@ from stanchion.core.steps.foreach import BEGUN_AT_ONCE_MAX
 from stanchion.core.topic_limits import TokenPool
 from stanchion.core.transition import DispatchJob, StopRun
 from stanchion.core.workflow import DelaySpec
-from stanchion.ports.errors import BackendCorrupt, BackendUnavailable
+from stanchion.ports.errors import BackendCorrupt, BackendTimeout, BackendUnavailable
 from stanchion.ports.records import (
     Accepted,
     Admission,
@@ -604,6 +604,43 @@ async def test_one_script_forgets_few_of_thousands_of_keys(
     assert max(forgotten) <= 6_400
     assert sum(forgotten) == 64 * 250
     assert not [key for key in _keys(server) if key.endswith((":keys", ":aging"))]
+
+
+async def test_expired_leases_of_large_jobs_are_ended_a_few_at_a_time(
+    server: Server, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inputs of hundreds do not come in time together, and nobody needs to decode them."""
+    await store.put_tenant(ACME, Tenant(max_concurrent_runs=60))
+    for _ in range(60):
+        await start(store)
+    leased = await lease(store, max_jobs=60, ttl_ms=0)
+    with server.client() as client:
+        # A number that only a decoder would read.
+        number = "1" * 5_000
+        (jobs,) = [key for key in _keys(server) if key.endswith(":open")]
+        for each in leased:
+            work = client.hget(jobs, f"w:{each.job.id}").replace('"hello"', number)
+            assert number in work
+            client.hset(jobs, f"w:{each.job.id}", work)
+    sizes: list[int] = []
+    ask_all = RedisClient.ask_all
+
+    async def noted(
+        self: RedisClient, requests: Sequence[RedisRequest], *, deadline: float
+    ) -> list[Any]:
+        sizes.append(len(requests))
+        if len(sizes) > 3:
+            raise BackendTimeout("the time is over")
+        return await ask_all(self, requests, deadline=deadline)
+
+    monkeypatch.setattr(RedisClient, "ask_all", noted)
+    expired = await store.expire_jobs(limit=100, max_deliveries=1)
+    # The first fifty were read and ended, the others read; what was done is not lost.
+    assert sizes == [50, 50, 10, 10]
+    assert len(expired) == 50
+    assert all(each.is_dead for each in expired)
+    monkeypatch.undo()
+    assert len(await store.expire_jobs(limit=100, max_deliveries=1)) == 10
 
 
 async def test_a_tenant_that_is_deleted_while_tenants_are_listed_is_left_out(

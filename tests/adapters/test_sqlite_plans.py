@@ -329,7 +329,7 @@ _VERBS: dict[str, _Verb] = {
     "timeline": lambda world: runs.timeline(world.db, world.run_id, limit=5),
     "feed": lambda world: runs.feed(world.db, _TENANTS[0], after=world.near_the_end, limit=5),
     "job": lambda world: jobs.job(world.db, world.leased.job.id),
-    "expire": lambda world: jobs.expire_jobs(world.later().db, limit=5, max_deliveries=5),
+    "expire": lambda world: jobs.expire_some(world.later().db, limit=5, max_deliveries=5),
     "fire timers": lambda world: outbox.fire_timers(world.later().db, limit=5),
     "take outbox": lambda world: outbox.take_outbox(world.db, limit=5, hold_ms=50),
     "audit": lambda world: housekeeping.audit_slots(world.db, limit=1),

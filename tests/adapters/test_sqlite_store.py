@@ -355,6 +355,32 @@ _MANY_JOBS = """
 """
 
 
+async def test_dead_letters_of_large_jobs_are_written_in_parts(
+    store: SqliteStore, clock: ManualClock
+) -> None:
+    """Their inputs are not decoded: that would keep all other writes waiting for seconds."""
+    for _ in range(5):
+        await start(store)
+    leased = await lease(store, max_jobs=5, ttl_ms=1)
+    changes: list[int] = []
+
+    def enlarge(db: Database) -> None:
+        # A number that only a decoder would read.
+        db.run(
+            "UPDATE job_inputs SET input = CAST(:input AS BLOB)",
+            input=f'{{"text":"{"x" * 3_000_000}","n":{"1" * 5_000}}}',
+        )
+        db.connection.set_commit_hook(lambda: bool(changes.append(1)))
+
+    await store.writer.call(enlarge, wait_s=10.0)
+    changes.clear()
+    clock.advance(2)
+    expired = await store.expire_jobs(limit=10, max_deliveries=1)
+    assert [each.job_id for each in expired] == [each.job.id for each in leased]
+    assert all(each.is_dead for each in expired)
+    assert len(changes) == 3
+
+
 async def test_large_items_are_rows_of_their_own(store: SqliteStore) -> None:
     """To read one item must not read megabytes of others."""
     values = [f"{index}" * 3_000 for index in range(100)]

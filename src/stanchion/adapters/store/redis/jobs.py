@@ -53,6 +53,8 @@ from stanchion.ports.records import (
 
 _TIMED_OUT: Final = 2
 """The answer of ``expire.lua`` for a job whose attempt has taken too long."""
+_EXPIRED_AT_ONCE: Final = 50
+"""Jobs that are read together to be ended. Each may have 256 KiB of input."""
 _LOOKS_MAX: Final = 3
 """How often one call reads the shards, if other callers took the jobs first."""
 
@@ -325,7 +327,9 @@ class RedisJobs(Sharded):
         async def expire(due: Sequence[Due]) -> list[ExpiredJob]:
             return await self._expire(due, max_deliveries, deadline)
 
-        return await act_on_due(self._shards, "deadlines", expire, limit, deadline)
+        return await act_on_due(
+            self._shards, "deadlines", expire, limit, deadline, at_once=_EXPIRED_AT_ONCE
+        )
 
     async def ready_topics(self) -> Mapping[Topic, int]:
         deadline = self._shards.client.deadline()
@@ -355,7 +359,7 @@ class RedisJobs(Sharded):
             deadline,
         )
         # Two values are an open job: the others were finished or revoked since.
-        views = [decode.read_open_job(*reply) for reply in found if len(reply) == 2]  # noqa: PLR2004
+        views = [decode.read_unread_job(*reply) for reply in found if len(reply) == 2]  # noqa: PLR2004
         done = await self._shards.ask_all(
             [self._expiry(view, max_deliveries) for view in views], deadline
         )

@@ -23,7 +23,17 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
 from functools import cache
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -463,17 +473,35 @@ async def act_on_due(
     act: Callable[[Sequence[Due]], Awaitable[list[_Done]]],
     limit: int,
     deadline: float,
+    *,
+    at_once: int | None = None,
 ) -> tuple[_Done, ...]:
-    """Act on due members until ``limit`` are done or none is left. ``act`` returns its results."""
+    """Act on due members until ``limit`` are done or none is left. ``act`` returns its results.
+
+    ``at_once``: how many it gets at a time. If time runs out or a server fails, the results so far
+    are returned; the error is raised if there are none.
+    """
     done: list[_Done] = []
-    for _ in range(_LOOKS_MAX):
-        due = await find_due(shards, index, limit - len(done), deadline)
-        done_now = await act(due) if due else []
-        done += done_now
-        # Other replicas acted on some of them: then there may be more after these.
-        if len(done_now) >= len(due):
-            break
+    size = max(1, at_once or limit)
+    with _unless(done):
+        for _ in range(_LOOKS_MAX):
+            due, before = await find_due(shards, index, limit - len(done), deadline), len(done)
+            for first in range(0, len(due), size):
+                done += await act(due[first : first + size])
+            # Other replicas acted on some of them: then there may be more after these.
+            if len(done) - before >= len(due):
+                break
     return tuple(done)
+
+
+@contextmanager
+def _unless(done: Sequence[object]) -> Iterator[None]:
+    """Let an error pass if something is done already."""
+    try:
+        yield
+    except BackendError:
+        if not done:
+            raise
 
 
 Shares: TypeAlias = Mapping[int, Mapping[Topic, int]]

@@ -27,9 +27,11 @@ from stanchion.ports.records import DeadLetter, Drift, Page, SlotAudit
 _LIST: Final = "dead-letters"
 
 
-def add_letter(db: Database, run: int, letter: DeadLetter) -> None:
-    """Store a dead letter."""
-    db.run(SQL["add_letter"], id=letter.id, tenant=letter.tenant, run=run, body=encode(letter))
+def add_letter(db: Database, run: int, letter: DeadLetter) -> int:
+    """Store a dead letter; returns its bytes."""
+    body = encode(letter)
+    db.run(SQL["add_letter"], id=letter.id, tenant=letter.tenant, run=run, body=body)
+    return len(body)
 
 
 def write_dead_letter(

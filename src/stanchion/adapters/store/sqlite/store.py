@@ -40,10 +40,11 @@ from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, TenantId
 from stanchion.core.upgrade import LEVEL
 from stanchion.ports.clock import Clock
-from stanchion.ports.errors import BackendFull, BackendUnavailable
+from stanchion.ports.errors import BackendError, BackendFull, BackendUnavailable
 from stanchion.ports.records import (
     Admission,
     Commit,
+    ExpiredJob,
     Page,
     Result,
     StartsChecked,
@@ -225,7 +226,24 @@ class SqliteStore:
     renew_tokens = _writes(limits.renew_tokens)
     release_tokens = _writes(limits.release_tokens)
     pool_uses = _reads(limits.pool_uses)
-    expire_jobs = _writes(jobs.expire_jobs)
+
+    async def expire_jobs(self, *, limit: int, max_deliveries: int) -> tuple[ExpiredJob, ...]:
+        """See ``ports.store.Jobs.expire_jobs``. In steps, between which others get their turn."""
+        expired: list[ExpiredJob] = []
+        is_last = False
+        while not is_last and len(expired) < limit:
+            step = partial(
+                jobs.expire_some, limit=limit - len(expired), max_deliveries=max_deliveries
+            )
+            try:
+                some, is_last = await self.writer.call(step, wait_s=self.timeout_s)
+            except BackendError:
+                if not expired:
+                    raise
+                break
+            expired += some
+        return tuple(expired)
+
     ready_topics = _reads(jobs.ready_topics)
 
     post = _writes(outbox.post)
