@@ -8,6 +8,7 @@ Acknowledged writes are on disk. A read starts its snapshot after the call, so i
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 from stanchion.adapters.outcomes import SummaryBoard
 from stanchion.adapters.sqlite.database import Database
-from stanchion.adapters.sqlite.opening import MEMORY, resolved
+from stanchion.adapters.sqlite.opening import MEMORY, resolved, translated_sqlite_errors
 from stanchion.adapters.sqlite.thread import WorkerThread, read_together, write_together
 from stanchion.adapters.store.sqlite import admission as gate
 from stanchion.adapters.store.sqlite import audit as log
@@ -36,8 +37,8 @@ from stanchion.adapters.store.sqlite.file import open_reader, open_writer, shut
 from stanchion.core.admission import Verdict
 from stanchion.core.audit import EVERY_ENTRY, AuditEntry, AuditFilter
 from stanchion.core.commit import SettleAnswer
-from stanchion.core.json_value import JsonValue
-from stanchion.core.model import Instant, TenantId
+from stanchion.core.json_value import LARGE_BYTES, JsonValue
+from stanchion.core.model import Instant, TenantId, Topic
 from stanchion.core.upgrade import LEVEL
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError, BackendFull, BackendUnavailable
@@ -45,6 +46,7 @@ from stanchion.ports.records import (
     Admission,
     Commit,
     ExpiredJob,
+    LeasedJob,
     Page,
     Result,
     StartsChecked,
@@ -215,7 +217,32 @@ class SqliteStore:
     queue_place = _reads(queue.queue_place)
     oldest_waits = _reads(queue.oldest_waits)
 
-    lease_jobs = _writes(jobs.lease_jobs)
+    async def lease_jobs(
+        self,
+        worker_id: str,
+        topics: Collection[Topic],
+        *,
+        max_jobs: int,
+        ttl_ms: int,
+        tenant: TenantId | None = None,
+        not_after: Instant | None = None,
+    ) -> tuple[LeasedJob, ...]:
+        """See ``ports.store.Jobs.lease_jobs``."""
+        lease = partial(
+            jobs.lease_jobs,
+            worker_id=worker_id,
+            topics=topics,
+            max_jobs=max_jobs,
+            ttl_ms=ttl_ms,
+            tenant=tenant,
+            not_after=not_after,
+        )
+        leased = await self.writer.call(lease, wait_s=self.timeout_s)
+        with translated_sqlite_errors(self.path):
+            if jobs.input_bytes(leased) < LARGE_BYTES:
+                return jobs.read_inputs(leased)
+            return await asyncio.to_thread(jobs.read_inputs, leased)
+
     renew_jobs = _writes(jobs.renew_jobs)
     lost_leases = _reads(jobs.lost_leases)
     accept = _writes(jobs.accept)
