@@ -594,7 +594,7 @@ async def test_one_script_forgets_few_of_thousands_of_keys(
     async def noted(
         self: shards.Shards, name: str, keys: Sequence[str], *words: int, deadline: float
     ) -> list[Any]:
-        answers = await run_on_all(self, name, keys, *words, deadline=deadline)
+        answers: list[Any] = await run_on_all(self, name, keys, *words, deadline=deadline)
         if name == "forget":
             forgotten.append(sum(answers))
         return answers
