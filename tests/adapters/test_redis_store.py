@@ -221,6 +221,25 @@ async def test_a_large_run_is_decoded_beside_the_event_loop(
     assert (threads == {threading.main_thread()}) is (size == 10)
 
 
+@pytest.mark.parametrize("size", [10, 50_000])
+async def test_large_inputs_of_leased_jobs_are_decoded_beside_the_event_loop(
+    store: RedisStore, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: JsonValue = [{"n": number} for number in range(size)]
+    await start(store, run_input={"say": given})
+    threads = set[threading.Thread]()
+    read = decode.read_job
+
+    def noted(work: bytes) -> Job:
+        threads.add(threading.current_thread())
+        return read(work)
+
+    monkeypatch.setattr(decode, "read_job", noted)
+    leased = await lease_one(store)
+    assert leased.job.input == {"said": given}
+    assert (threads == {threading.main_thread()}) is (size == 10)
+
+
 async def test_an_admission_writes_every_item_once(server: Server, store: RedisStore) -> None:
     with server.client() as client, client.monitor() as monitor:
         await start(store, FOR_EACH, run_input={"items": ["a", "b", "c"]})
