@@ -19,16 +19,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any, Final, NamedTuple, TypeVar, cast
+
+import msgspec
 
 from stanchion.adapters.sqlite.database import Database
 from stanchion.adapters.sqlite.opening import MEMORY
 from stanchion.adapters.sqlite.thread import ThreadCall, WorkerThread, write_together
 from stanchion.adapters.store.sqlite import SqliteStore
 from stanchion.adapters.store.sqlite.file import open_writer
+from stanchion.adapters.store.sqlite.housekeeping import Purged
+from stanchion.adapters.store.sqlite.jobs import Expired, read_inputs
 from stanchion.core.lease import Moment
-from stanchion.core.model import Instant
+from stanchion.core.model import Instant, Job
 from stanchion.ports.clock import Clock
 from stanchion.ports.records import LeasedJob
 
@@ -101,7 +106,8 @@ class SqlitePair:
     async def _add(
         self, verb: str, arguments: tuple[Any, ...], named: Mapping[str, Any], answer: object
     ) -> None:
-        await getattr(self._packed, verb)(*arguments, **named)
+        with suppress(_Noted):
+            await getattr(self._packed, verb)(*arguments, **named)
         now = self._clock.now()
         self._calls += [_Call(verb, arguments, act, now, answer) for act in self._acts]
         self._acts.clear()
@@ -161,6 +167,10 @@ class InlineThread:
         return answer
 
 
+class _Noted(Exception):
+    """A call was noted and not executed: there is no answer with which a method could go on."""
+
+
 class _Recorder:
     """A thread that notes what it is to do."""
 
@@ -169,6 +179,7 @@ class _Recorder:
 
     async def call(self, act: _Act, **_wait: float) -> None:
         self._acts.append(act)
+        raise _Noted
 
 
 class _Nowhere:
@@ -227,7 +238,18 @@ def _lease_the_same(
 
 
 def _comparable(answer: object) -> object:
-    return type(answer).__name__ if isinstance(answer, Exception) else answer
+    """An answer as the method gives it: some work on those of the thread."""
+    match answer:
+        case Exception():
+            return type(answer).__name__
+        case Purged(runs, _):
+            return runs
+        case Expired(jobs, _):
+            return jobs
+        case (LeasedJob(job=Job(input=msgspec.Raw())), *_):
+            return read_inputs(cast("tuple[LeasedJob, ...]", answer))
+        case _:
+            return answer
 
 
 def _tables(database: Database) -> dict[str, str]:

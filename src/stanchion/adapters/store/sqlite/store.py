@@ -337,14 +337,16 @@ class SqliteStore:
 
     async def purge(self, *, finished_before: Instant, limit: int) -> int:
         """See ``ports.store.Housekeeping.purge``. In steps, between which others get their turn."""
-        forget = partial(log.forget_audit, ttl_ms=self._audit_ttl_ms, limit=limit)
-        await self.writer.call(forget, wait_s=self.timeout_s)
         removed, is_last = 0, False
-        while not is_last and removed < limit:
-            step = partial(
-                housekeeping.purge_some, finished_before=finished_before, limit=limit - removed
+
+        def remove(db: Database) -> housekeeping.Purged:
+            log.forget_audit(db, ttl_ms=self._audit_ttl_ms, limit=limit)
+            return housekeeping.purge_some(
+                db, finished_before=finished_before, limit=limit - removed
             )
-            runs, is_last = await self.writer.call(step, wait_s=self.timeout_s)
+
+        while not is_last and removed < limit:
+            runs, is_last = await self.writer.call(remove, wait_s=self.timeout_s)
             removed += runs
         return removed
 
