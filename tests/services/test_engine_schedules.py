@@ -601,6 +601,13 @@ async def test_a_schedule_that_cannot_be_read_holds_up_no_other_one(
     assert lines
     assert len(lines) <= 200 // 5, "it is tried again now and then, not at every look"
     assert lines[0].fields["schedule"] == "a"  # type: ignore[attr-defined] # what it says
+    # Storing it again makes a new one of it.
+    assert await one.services.schedules.get(ACME, "a") is None
+    await one.services.schedules.put(ACME, "a", schedule.spec, AUDIT)
+    await asyncio.sleep(60 + 5)
+    repaired = await one.services.schedules.get(ACME, "a")
+    assert repaired is not None
+    assert len(repaired.runs) == 1
 
 
 @virtual

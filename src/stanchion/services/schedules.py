@@ -196,7 +196,7 @@ class ScheduleService:
             )
 
     async def get(self, tenant: TenantId, schedule_id: str) -> Schedule | None:
-        """One schedule. Raises ``BackendError``."""
+        """One schedule; ``None`` also if it cannot be read. Raises ``BackendError``."""
         found = await self._store.document(_KIND, _name((tenant, schedule_id)))
         return None if found is None else _decoded(found)
 
@@ -244,6 +244,8 @@ class ScheduleService:
             if found is None:
                 return
             schedule = _decoded(found)
+            if schedule is None:
+                return
             changed = with_triggered(schedule, self._clock.now(), run_id)
             if changed is schedule or await self._write(name, changed, found.revision) is not None:
                 return
@@ -650,8 +652,11 @@ def _size(spec: ScheduleSpec) -> int:
     return len(msgspec.json.encode(spec))
 
 
-def _decoded(document: Document) -> Schedule:
-    return msgspec.convert(document.value, Schedule)
+def _decoded(document: Document) -> Schedule | None:
+    """The schedule; ``None`` if it cannot be read, which the loop logs."""
+    with suppress(msgspec.ValidationError):
+        return msgspec.convert(document.value, Schedule)
+    return None
 
 
 def _shown(schedule: Schedule | None) -> JsonObject | None:
