@@ -406,3 +406,9 @@ def test_what_is_due_is_counted_with_the_oldest() -> None:
     held = with_held(schedule(overlap=Overlap.QUEUE), Instant(2 * MINUTE))
     assert due(held, 2.5) == DueTicks(1, Instant(2 * MINUTE))
     assert due(held, 3.5) == DueTicks(2, Instant(2 * MINUTE))
+
+
+def test_a_held_tick_waits_for_what_its_last_try_was_refused_for() -> None:
+    held = with_held(schedule(overlap=Overlap.QUEUE), Instant(MINUTE))
+    refused = msgspec.structs.replace(held, refusal="the tenant was full: 1 run")
+    assert waiting_tick(refused) == MissedTick(Instant(MINUTE), "the tenant was full: 1 run")
