@@ -712,6 +712,23 @@ async def _large_inputs(loud: Loud) -> Awaitable[None]:
     return loud.converse(lambda connection: _cancelled(loud, connection, start), connections=4)
 
 
+@_neighbour("starts of 4 jobs with 60 copies of 4 KB each, from 64 callers")
+async def _copied_inputs(loud: Loud) -> Awaitable[None]:
+    copies = "${[" + ",".join(["input.doc"] * 60) + "]}"
+    steps = {f"s{number}": {"topic": "loud.copies", "input": copies} for number in range(4)}
+    await loud.apply("copies", {"steps": steps})
+    start = loud.start_request("copies", {"doc": "y" * 4_096})
+    return loud.converse(lambda connection: _cancelled(loud, connection, start), connections=64)
+
+
+@_neighbour("batches of 300 starts of 4 jobs with 130 copies of 1.8 KB each")
+async def _copied_batches(loud: Loud) -> Awaitable[None]:
+    copies = "${[" + ",".join(["input.doc"] * 130) + "]}"
+    steps = {f"s{number}": {"topic": "loud.copies", "input": copies} for number in range(4)}
+    await loud.apply("copies", {"steps": steps})
+    return loud.converse(_batch(loud, "copies", {"doc": "y" * 1_800}, rows=300), connections=4)
+
+
 @_neighbour("300 bodies that come by one byte in 100 ms")
 async def _slow_bodies(loud: Loud) -> Awaitable[None]:
     head = loud.head("POST", f"/v1/workflows/{await loud.hold()}/runs", 10_000)

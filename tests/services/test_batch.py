@@ -12,6 +12,7 @@ import pytest
 from stanchion.core.admission import fingerprint
 from stanchion.core.events import Started
 from stanchion.core.json_value import JsonObject
+from stanchion.core.limits import BEGUN_BYTES_MAX
 from stanchion.core.model import StepId, TenantId, Topic, WorkflowId
 from stanchion.core.queue import QueueRequest
 from stanchion.core.run import decide, evolve
@@ -19,6 +20,7 @@ from stanchion.core.workflow import ForEachSpec, JobSpec, StepSpec, Workflow
 from stanchion.ports.records import Admission, AlikeStarts
 from stanchion.services.batch import StartRow
 from stanchion.services.gate_answers import RunStarted
+from stanchion.services.work import input_bytes
 from tests.services.gatehouse import ACME, Gatehouse, job, virtual, workflow
 
 
@@ -68,6 +70,35 @@ async def test_a_batch_of_wide_workflows_takes_more_steps_of_the_store(
         )
     assert {type(answer) for answer in answers} == {RunStarted}
     assert max(sizes) <= rows_max
+
+
+@virtual
+async def test_rows_of_which_each_renders_much_are_admitted_a_megabyte_at_a_time(
+    gates: Gatehouse,
+) -> None:
+    await gates.configure(None)
+    copies = "${[" + ",".join(["input.d"] * 50) + "]}"
+    for name, when in (("alike", None), ("apart", "input.d != ''")):
+        step = JobSpec(topic=Topic("a"), input=copies, when=when)
+        await gates.store.put_workflow(ACME, workflow(name, work=step))
+    house = gates.add()
+    sizes = list[int]()
+    prepare = house.store.real.prepare_admissions
+
+    def prepared(admissions: Sequence[Admission]) -> Sequence[Admission]:
+        sizes.append(sum(input_bytes(each.transition) for each in admissions))
+        return prepare(admissions)
+
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(house.store, "prepare_admissions", prepared)
+        for name in ("alike", "apart"):
+            rows = [StartRow({"d": "y" * 2_000}, {}, f"{name}-{number}") for number in range(60)]
+            answers = await house.gate.batches.start_many(
+                ACME, WorkflowId(name), rows, actor="caller"
+            )
+            assert {type(answer) for answer in answers} == {RunStarted}
+    assert sum(sizes) > 2 * 60 * 50 * 2_000
+    assert max(sizes) <= BEGUN_BYTES_MAX
 
 
 @pytest.fixture

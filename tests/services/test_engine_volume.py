@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from stanchion.core.events import CancelRequested
-from stanchion.core.model import RunId, RunStatus, TenantId, Topic
+from stanchion.core.model import RunId, RunStatus, StepId, TenantId, Topic
 from stanchion.core.queue import OnFull
-from stanchion.core.workflow import DelaySpec, ForEachSpec
+from stanchion.core.workflow import DelaySpec, ForEachSpec, JobSpec
 from stanchion.ports.records import Tenant
 from stanchion.services.advance import NUDGED_MAX, Advancer
 from stanchion.services.outbox import POLL_S, TIMERS_MAX
@@ -58,6 +58,31 @@ async def test_timers_that_are_due_together_are_all_fired_together(
     await asyncio.sleep(60 + within_s)
     assert {(await world.run(run_id)).status for run_id in runs} == {"succeeded"}
     await world.assert_nothing_left()
+
+
+@virtual
+async def test_commits_that_write_much_come_to_the_store_one_at_a_time(world: World) -> None:
+    one, quiet = world.add(each_way_s=0), TenantId("quiet")
+    copy = JobSpec(topic=Topic("work"), input="${input}", needs=(StepId("cool"),))
+    await world.define(workflow("copy", cool=DelaySpec(delay_s=60), copy=copy))
+    await world.define(PAUSE, tenant=quiet)
+    for _ in range(20):
+        await world.start(one, "copy", {"doc": "x" * 200_000})
+    late = await world.start(one, "pause", tenant=quiet)
+    under_way: list[int] = [0]
+
+    def heard(verb: str, is_done: bool) -> None:
+        if verb in {"commit", "settle"}:
+            under_way.append(under_way[-1] + (-1 if is_done else 1))
+
+    one.store.on_call = heard
+    one.store.each_way_s = 0.010
+    await asyncio.sleep(60 + POLL_S + 0.15)
+    assert (await world.run(late)).status == "succeeded"
+    await asyncio.sleep(2)
+    assert len(await world.lease(one, "work", max_jobs=100)) == 20
+    # One of the loud tenant, and that of the quiet one.
+    assert max(under_way) == 2
 
 
 @virtual

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Topic
 from stanchion.services.gate_answers import GateFull, RunStarted
 from stanchion.services.limiter import AT_ONCE, TenantLimiter
@@ -121,6 +122,29 @@ async def test_a_quiet_tenant_finds_a_few_of_the_loud_one_before_it(gates: Gateh
     assert isinstance(await house.start(tenant=GLOBEX), RunStarted)
     assert house.store.calls["admit"] <= 2 * AT_ONCE + 1
     assert tally(await asyncio.gather(*crowd)) == {"admitted": 1_000}
+
+
+@virtual
+async def test_admissions_that_write_much_come_to_the_store_one_at_a_time(
+    gates: Gatehouse,
+) -> None:
+    for tenant in (ACME, GLOBEX):
+        await gates.define(None, tenant=tenant)
+    house = gates.add()
+    house.are_short = False
+    for tenant in (ACME, GLOBEX):
+        await house.started(tenant=tenant)  # what is asked from now on is asked by starts
+    house.store.calls.clear()
+    house.store.each_way_s = 0.010
+    large: JsonObject = {"doc": "x" * 200_000}
+    crowd = [asyncio.create_task(house.start(given=large)) for _ in range(10)]
+    await turns(20)
+    assert house.store.calls["admit"] == 1
+    # Neither a short one nor another tenant's waits for them.
+    others = await asyncio.gather(house.start(), house.start(tenant=GLOBEX, given=large))
+    assert tally(others) == {"admitted": 2}
+    assert house.store.calls["admit"] <= 4
+    assert tally(await asyncio.gather(*crowd)) == {"admitted": 10}
 
 
 @virtual

@@ -30,6 +30,7 @@ from stanchion import telemetry
 from stanchion.core import admission as judged
 from stanchion.core.admission import Verdict
 from stanchion.core.lease import Moment
+from stanchion.core.limits import BEGUN_BYTES_MAX
 from stanchion.core.model import Risk, Run, RunStatus, TenantId, Topic
 from stanchion.core.plan import Plan
 from stanchion.core.queue import OnFull
@@ -52,13 +53,13 @@ from stanchion.services.gate_answers import (
     Passed,
     RunStarted,
 )
-from stanchion.services.limiter import SharedChecks, TenantLimiter
+from stanchion.services.limiter import SharedChecks, TenantLimiter, TenantTurns
 from stanchion.services.log import OutageLogger
 from stanchion.services.prepared import GateCall, PreparedAlike, PreparedRow, PreparedStart
 from stanchion.services.settings import TenantConfigs
 from stanchion.services.signals import AdmissionSignals
 from stanchion.services.verdicts import CHANGED_EACH_TIME, VerdictAnswers
-from stanchion.services.work import Deadlines
+from stanchion.services.work import Deadlines, input_bytes, is_large_write
 
 ANSWER_MS: Final = 250
 """Added to the wait budget. The rest of the half second is for sending the answer."""
@@ -115,6 +116,8 @@ class Admitter:
         self._deadlines = Deadlines(sweep_s=SWEEP_S)
         self._checks = SharedChecks(self._check)
         self._limiter = TenantLimiter()
+        self._large = TenantTurns()
+        """For admissions that write much: the store writes what has come in one transaction."""
         self._last_call = self._other_call = (TenantId(""), Moment(-OTHERS_MS))
         """Tenant and time of the last call, and of the last one of another tenant before it."""
         self._outage = OutageLogger("admission_failed", "admission_recovered", level=logging.ERROR)
@@ -334,15 +337,15 @@ class Admitter:
         self,
         call: GateCall,
         rows: Sequence[PreparedRow[_Refusal]],
-        admissions: Sequence[Admission],
+        admissions: Sequence[Sequence[Admission]],
         again: AgainRows[_Refusal],
         on_judged: Callable[[], None] | None = None,
     ) -> list[Passed | _Refusal]:
-        """Ask the store, in one step, to admit the starts of a batch; there is at least one.
+        """Ask the store to admit the starts of a batch; there is at least one.
 
-        ``admissions`` are those of the rows, prepared for the store. ``again`` prepares the rows
-        at the given places once more. ``on_judged`` is called as soon as the store has judged all
-        rows, unless one was too late or changed each time.
+        ``admissions`` are those of the rows, prepared for the store, for each of its steps.
+        ``again`` prepares the rows at the given places once more. ``on_judged`` is called as soon
+        as the store has judged all rows, unless one was too late or changed each time.
 
         The rows may also be single starts, each of which has a turn of its own.
         """
@@ -363,9 +366,9 @@ class Admitter:
                     for place, row in zip(stale, fresh, strict=True):
                         newest[place] = row
                     known = newest
-                    admissions = [row.admission for row in fresh]
+                    admissions = [*_by_items([row.admission for row in fresh])]
                 judgements: list[Verdict] = []
-                for part in _by_items(admissions) if tried else [admissions]:
+                for part in admissions:
                     judgements += await self._ask_many(call, part)
                 verdicts |= zip(stale, judgements, strict=True)
                 stale = [
@@ -488,7 +491,11 @@ class Admitter:
         self, call: GateCall, ready: PreparedStart, again: Again[_Refusal] | None
     ) -> Passed | _Refusal:
         for _ in range(TRIES_MAX):
-            verdict = await self.ask(call, ready.admission)
+            if is_large_write(ready.admission.transition):
+                async with self._large.turn(call.tenant):
+                    verdict = await self.ask(call, ready.admission)
+            else:
+                verdict = await self.ask(call, ready.admission)
             if isinstance(verdict, judged.Admitted):
                 self._announce(ready)
                 run = ready.admission.run
@@ -554,14 +561,14 @@ class Admitter:
 
 
 def _by_items(admissions: Sequence[Admission]) -> Iterator[list[Admission]]:
-    """Admissions in parts with few items: a new version of a workflow may begin a for-each."""
+    """Admissions in parts with few items and bytes: a new version may begin a for-each."""
     part: list[Admission] = []
-    items = 0
+    items = size = 0
     for each in admissions:
-        items += len(each.run.items)
-        if part and items > STEP_ITEMS_MAX:
+        items, size = items + len(each.run.items), size + input_bytes(each.transition)
+        if part and (items > STEP_ITEMS_MAX or size > BEGUN_BYTES_MAX):
             yield part
-            part, items = [], len(each.run.items)
+            part, items, size = [], len(each.run.items), input_bytes(each.transition)
         part.append(each)
     if part:
         yield part

@@ -79,11 +79,12 @@ from stanchion.ports.records import (
 from stanchion.services.context import ReplicaContext, Rules
 from stanchion.services.lease_events import StaleWrite
 from stanchion.services.leasing import LeaseContended, LeaseRefused, Leasing
+from stanchion.services.limiter import TenantTurns
 from stanchion.services.log import log_event
 from stanchion.services.plans import Plans
 from stanchion.services.renewal import Lease
 from stanchion.services.run_cache import KnownRun, RunCache, RunClass, RunClasses
-from stanchion.services.work import Decider
+from stanchion.services.work import Decider, is_large_write
 
 TRIES_MAX: Final = 20
 """Conflicts or stale fences in a row before the run is left to the replica that wins them."""
@@ -237,6 +238,8 @@ class Advancer:
         poison_failures_max: int = 5,
     ) -> None:
         self._decider = decider
+        self._large = TenantTurns()
+        """For commits that write much: the store writes what has come in one transaction."""
         self._store = context.store
         self._bus = context.bus
         self._clock = context.clock
@@ -643,6 +646,8 @@ class Advancer:
             return None
         if transition is None or len(transition.ignored) < len(events):
             return None
+        if is_large_write(transition):
+            return None  # its commit waits for its turn
         if turn.may_read and any(transition.ignored):
             # The job is from a later change of the run, most likely by another replica.
             turn.has_moved = True
@@ -766,7 +771,11 @@ class Advancer:
         is_traced = parent is not None and telemetry.is_sampled(parent)
         tracing = telemetry.tracing if is_traced else None
         with telemetry.UNTRACED if tracing is None else tracing.span("store commit", kind="client"):
-            answer = await self._store.commit(commit)
+            if is_large_write(transition):
+                async with self._large.turn(loaded.run.tenant):
+                    answer = await self._store.commit(commit)
+            else:
+                answer = await self._store.commit(commit)
         if not isinstance(answer, Committed):
             self._runs.forget(loaded.run.id)
             return answer

@@ -148,11 +148,13 @@ class Batches:
         """Start some rows of a batch, after the store has judged those before them."""
         is_first = turn.is_first
 
-        async def prepared() -> tuple[Sequence[PreparedRow[NotStarted]], Sequence[Admission]]:
+        async def prepared() -> tuple[
+            Sequence[PreparedRow[NotStarted]], Sequence[Sequence[Admission]]
+        ]:
             linked = await self._plans.newest(call.tenant, call.workflow_id)
             rows = await self._preparer.rows(call, linked, given)
             await asyncio.sleep(0)  # the rows before these may be sent
-            return rows, self._preparer.admissions(rows)
+            return rows, await self._preparer.admissions(rows)
 
         def are_behind_the_last_slot() -> bool:
             return not is_first and self._admitter.is_full(call.tenant)

@@ -241,7 +241,7 @@ class Gate:
         given = [each.given for each in starting]
         try:
             rows = await self._preparer.rows_together(call, starting[0].linked, given)
-            admissions = self._preparer.admissions(rows)
+            admissions = await self._preparer.admissions(rows)
         except Exception:  # noqa: BLE001 - that of one must not be that of the others
             return None
         return await self._admitter.admit_many(

@@ -6,6 +6,7 @@ decided together where they begin alike.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import struct
 from collections.abc import Sequence
@@ -17,10 +18,12 @@ from msgspec.structs import replace
 from stanchion import telemetry
 from stanchion.core import admission as judged
 from stanchion.core.audit import AuditEntry
+from stanchion.core.draft import size_of
 from stanchion.core.events import Started as StartRequested
 from stanchion.core.faults import BATCH_FAULTS_MAX, Fault, WorkflowFaults
 from stanchion.core.json_value import JsonObject
 from stanchion.core.lease import Moment
+from stanchion.core.limits import BEGUN_BYTES_MAX
 from stanchion.core.model import (
     Instant,
     Run,
@@ -44,7 +47,7 @@ from stanchion.services.context import ReplicaContext
 from stanchion.services.gate_answers import InvalidInput, NotStarted, StartAnswer
 from stanchion.services.plans import Linked, Plans, UnknownWorkflow
 from stanchion.services.signals import AdmissionEndpoint
-from stanchion.services.work import Decider
+from stanchion.services.work import Decider, input_bytes
 
 _NO_VERSION: Final = -1
 """No workflow has this version: an admission with it can only be replayed, never admitted."""
@@ -405,11 +408,29 @@ class Preparer:
         )
         return PreparedRow(admission, linked.plan)
 
-    def admissions(self, rows: Sequence[PreparedRow[NotStarted]]) -> Sequence[Admission]:
-        """The admissions of rows, prepared for the store."""
+    async def admissions(
+        self, rows: Sequence[PreparedRow[NotStarted]]
+    ) -> Sequence[Sequence[Admission]]:
+        """The admissions of rows, prepared for the store, in parts with few bytes of inputs.
+
+        Others are served after each part.
+        """
+        wanted: Sequence[Admission]
         if isinstance(rows, PreparedAlike):
-            return self._context.store.prepare_admissions(rows.starts)
-        return self._context.store.prepare_admissions([row.admission for row in rows])
+            wanted, sizes = rows.starts, (size_of([*row.works]) for row in rows.starts.rows)
+        else:
+            wanted = [row.admission for row in rows]
+            sizes = (input_bytes(each.transition) for each in wanted)
+        parts: list[Sequence[Admission]] = []
+        begin = part_bytes = 0
+        for place, size in enumerate(sizes):
+            if place > begin and part_bytes + size > BEGUN_BYTES_MAX:
+                parts.append(self._context.store.prepare_admissions(wanted[begin:place]))
+                await asyncio.sleep(0)
+                begin, part_bytes = place, 0
+            part_bytes += size
+        rest = wanted[begin:] if parts else wanted
+        return [*parts, self._context.store.prepare_admissions(rest)]
 
     def lookup(self, call: GateCall, given: StartParams, fingerprint: str) -> Admission:
         """An admission that finds the run of its key, and creates none."""

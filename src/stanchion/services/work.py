@@ -55,6 +55,8 @@ __all__ = [
     "TenantExecutor",
     "TenantOverloaded",
     "TenantWorkBudget",
+    "input_bytes",
+    "is_large_write",
 ]
 
 _Item = TypeVar("_Item")
@@ -75,6 +77,10 @@ _EFFECT_S: Final = 15e-6
 _INPUT_S_PER_BYTE: Final = 10e-9
 """The same for each byte of the inputs of jobs. A decision with a megabyte of them, or more, is
 made in the worker thread; those of others cost less than they do to count."""
+_LARGE_BYTES: Final = 128 * 1024
+"""Inputs of jobs and items, in one step of the store, that take it a millisecond or two."""
+_LARGE_CHANGES: Final = 250
+"""Jobs, timers and items that do so."""
 _FREE_EFFECTS: Final = 100
 """Effects of one decision that are not charged: an ordinary decision has a few."""
 _FEW_EFFECTS: Final = 8
@@ -501,11 +507,11 @@ class Decider:
 
         def decided() -> tuple[Transition, int]:
             transition = decide_all(plan, run, events, now)
-            return transition, _input_bytes(transition)
+            return transition, input_bytes(transition)
 
-        transition, input_bytes = await self._executor.run(run.tenant, decided, may_refuse=False)
+        transition, size = await self._executor.run(run.tenant, decided, may_refuse=False)
         self._charge(run, transition)
-        self.budget.charge(run.tenant, input_bytes * _INPUT_S_PER_BYTE)
+        self.budget.charge(run.tenant, size * _INPUT_S_PER_BYTE)
         return transition
 
     async def decide_each(
@@ -606,11 +612,27 @@ class Decider:
             self.budget.charge(run.tenant, effects * _EFFECT_S)
 
 
-def _input_bytes(transition: Transition) -> int:
+def input_bytes(transition: Transition) -> int:
     """The size of what the store writes for the inputs of jobs and items."""
     jobs = (each.job.input for each in transition.effects if isinstance(each, DispatchJob))
     items = (each.input for each in transition.items.values() if each.input is not msgspec.UNSET)
     return sum(len(msgspec.json.encode(each)) for each in chain(jobs, items))
+
+
+def is_large_write(transition: Transition) -> bool:
+    """Whether other writes should not wait for several such transitions of one tenant."""
+    if len(transition.effects) + len(transition.items) > _LARGE_CHANGES:
+        return True
+    left = _LARGE_BYTES
+    for each in transition.effects:
+        if isinstance(each, DispatchJob):
+            left -= len(msgspec.json.encode(each.job.input))
+            if left < 0:
+                return True
+    for item in transition.items.values():
+        if item.input is not msgspec.UNSET:
+            left -= len(msgspec.json.encode(item.input))
+    return left < 0
 
 
 class TaskCancellation:
