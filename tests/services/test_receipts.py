@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -202,3 +203,42 @@ async def test_a_cursor_of_another_list_is_refused(service: ReceiptService) -> N
     for cursor in ("x", "x~1", "x~1~1", "~~", "a~-1~0"):
         with pytest.raises(BadCursor):
             await service.list(None, EVERY, cursor=cursor, limit=1)
+
+
+async def test_a_tenant_whose_receipts_cannot_be_written_holds_up_no_others(
+    service: ReceiptService,
+    clock: ManualClock,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    away = {TenantId(f"away-{number}") for number in range(20)}
+    refused: BaseException = BackendUnavailable("its shard is down")
+    put = store.put_receipts
+
+    async def put_receipts(tenant: TenantId, receipts: Sequence[Receipt], *, batch_id: str) -> None:
+        if tenant in away:
+            raise refused
+        await asyncio.sleep(0)  # while it waits, another write of the same group fails
+        await put(tenant, receipts, batch_id=batch_id)
+
+    monkeypatch.setattr(store, "put_receipts", put_receipts)
+    for tenant in sorted(away):
+        refuse(service, clock, "a", tenant=tenant)
+    others = [TenantId(f"other-{number}") for number in range(20)]
+    for tenant in others:
+        refuse(service, clock, "a", tenant=tenant)
+    for _ in range(4):
+        assert not await service.write()
+    assert {tenant for tenant, _ in store.writes} == {*others}
+    refused = RuntimeError("a defect")
+    refuse(service, clock, "b", tenant=ACME)
+    for _ in range(4):
+        assert not await service.write()
+    assert await listed(service) == ["b"]
+    away.clear()
+    for _ in range(2):
+        await service.write()
+    assert len(await listed(service, None)) == 41
+    lines = [line.getMessage() for line in caplog.records]
+    assert lines.count("receipts_write_failed") == 1

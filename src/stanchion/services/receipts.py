@@ -24,7 +24,7 @@ from stanchion.core.model import TenantId
 from stanchion.core.receipts import DAY_MS, KEPT_MAX, Receipt, ReceiptFilter
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
-from stanchion.ports.errors import BackendError, BackendTimeout
+from stanchion.ports.errors import BackendTimeout
 from stanchion.ports.records import BadCursor, Page
 from stanchion.ports.store import Receipts
 from stanchion.services.log import OutageLogger
@@ -101,21 +101,29 @@ class ReceiptService:
             await self._clock.sleep(EVERY_S if await self.write() else RETRY_S)
 
     async def write(self) -> bool:
-        """Write one batch for each tenant; ``False`` if the store did not take all of them."""
+        """Write one batch for each tenant; ``False`` if the store did not take all of them.
+
+        A tenant whose batch fails, for example because its shard is down, holds up no others.
+        """
         async with self._writing:
             return await self._write_all()
 
     async def _write_all(self) -> bool:
-        tenants = [*self._waiting]
+        # Those that failed before come last, the one that failed last after all others.
+        tenants = sorted(self._waiting, key=lambda each: self._waiting[each].sent is not None)
         failed: BaseException | None = None
-        try:
-            for first in range(0, len(tenants), _AT_ONCE):
-                async with asyncio.TaskGroup() as group:
-                    for tenant in tenants[first : first + _AT_ONCE]:
-                        group.create_task(self._write(tenant))
-        except* BackendError as errors:
-            failed = errors.exceptions[0]
-        if isinstance(failed, BackendError):
+        for first in range(0, len(tenants), _AT_ONCE):
+            some = tenants[first : first + _AT_ONCE]
+            writes = (self._write(tenant) for tenant in some)
+            answers = await asyncio.gather(*writes, return_exceptions=True)
+            errors = [each for each in answers if isinstance(each, BaseException)]
+            for tenant, answer in zip(some, answers, strict=True):
+                if isinstance(answer, BaseException):
+                    self._waiting[tenant] = self._waiting.pop(tenant)
+            failed = failed or next(iter(errors), None)
+            if len(errors) == len(some):
+                break  # the store may be down: the others would wait for nothing
+        if failed is not None:
             self._outage.failed(failed)
             return False
         self._outage.worked()
