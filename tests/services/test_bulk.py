@@ -264,3 +264,54 @@ def test_bulk_actions_are_removed_a_month_after_they_began() -> None:
         assert left == dict.fromkeys(kinds, 0)
 
     loop.run(main())
+
+
+def test_bulk_actions_that_cannot_be_carried_out_hold_up_no_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        pair = Pair(10**9)
+        await pair.ended_runs()
+        services = pair.second.services
+        first = await services.bulk.create(replace(WANTED, rate_per_s=1))
+        assert isinstance(first, BulkBegun)
+        found = await pair.store.document("bulk", first.bulk.id)
+        assert found is not None
+        newer = {**cast("Any", found.value), "id": "0" * 23, "action": "archive"}  # a later version
+        await pair.store.put_document("bulk", newer["id"], newer, read=0)
+        for name in (newer["id"], "of another scheme"):
+            await pair.store.put_document("bulk_running", name, 0, read=0)
+        running = asyncio.create_task(services.bulk.run())
+        await asyncio.sleep(60)
+        assert not running.done()
+        ended = await services.bulk.get(first.bulk.id)
+        assert ended is not None
+        assert (ended.status, ended.done) == (BulkStatus.FINISHED, RUNS)
+        listed = (await services.bulk.page(None, cursor=None, limit=10)).items
+        assert [each.id for each in listed] == [first.bulk.id]
+        assert await services.bulk.get(newer["id"]) is None
+        names = [name for name, _ in (await pair.store.list_documents("bulk_running")).items]
+        assert names == [newer["id"], "of another scheme"], "a newer replica carries them out"
+        running.cancel()
+
+    loop.run(main())
+    lines = [line for line in caplog.records if line.getMessage() == "bulk_failed"]
+    assert {line.fields["bulk"] for line in lines} == {"0" * 23, "of another scheme"}  # type: ignore[attr-defined] # what it says
+    assert len(lines) == 2 * 2, "they are tried again now and then, not at every look"
+
+
+def test_a_bulk_action_that_cannot_be_read_is_not_removed_and_keeps_no_other() -> None:
+    async def main() -> None:
+        pair = Pair(10**9)
+        await pair.ended_runs()
+        bulk = pair.second.services.bulk
+        await pair.store.put_document("bulk_keys", "0", {"fingerprint": 1}, read=0)
+        await pair.store.put_document("bulk", "of another scheme", {}, read=0)
+        await bulk.create(replace(WANTED, idempotency_key="k"))
+        pair.clock.step_ms += 31 * 24 * 3_600_000
+        await bulk.tidy()
+        kinds = ("bulk", "bulk_keys", "bulk_running", "bulk_runs")
+        left = {kind: len((await pair.store.list_documents(kind)).items) for kind in kinds}
+        assert left == {"bulk": 1, "bulk_keys": 1, "bulk_running": 0, "bulk_runs": 0}
+
+    loop.run(main())

@@ -39,6 +39,7 @@ from stanchion.core.bulk import (
     stop,
 )
 from stanchion.core.json_value import JsonObject
+from stanchion.core.lease import Moment
 from stanchion.core.model import Instant, RunId, TenantId
 from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.ports.records import Page, RunFilter, RunSummary
@@ -75,6 +76,8 @@ _TIDY_MS: Final = 60 * 60 * 1_000
 _CREATED_MS: Final = 10 * 60 * 1_000
 """Longer than the creation of a bulk action takes: its name comes right before its record."""
 _FULL_RETRY_MS: Final = 5_000
+_FAILED_MS: Final = 30_000
+"""Until a bulk action that could not be carried out is tried again."""
 _RECORDS: Final = "bulk"
 _RUNNING: Final = "bulk_running"
 """Names of bulk actions that are not finished: what replicas look for."""
@@ -141,6 +144,8 @@ class BulkService:
         )
         self._wake = asyncio.Event()
         self._under_way: set[str] = set()
+        self._failed: dict[str, Moment] = {}
+        """Bulk actions that could not be carried out, and when each is tried again."""
         self._tenants: dict[str, TenantId | None] = {}
         """Of the bulk actions that this replica carries out, or is about to."""
         self._being_created: set[str] = set()
@@ -259,16 +264,26 @@ class BulkService:
         self._wake.set()
 
     async def get(self, bulk_id: str) -> Bulk | None:
-        """One bulk action."""
-        found = await self._read(bulk_id)
+        """One bulk action; ``None`` also if it cannot be read."""
+        try:
+            found = await self._read(bulk_id)
+        except msgspec.ValidationError:
+            return None  # of another version; the loop logs it
         return None if found is None else found[0]
 
     async def page(self, tenant: TenantId | None, *, cursor: str | None, limit: int) -> Page[Bulk]:
-        """Bulk actions, newest first: those about one tenant, or all. A page may be short."""
+        """Bulk actions, newest first: those about one tenant, or all. A page may be short.
+
+        Those that cannot be read, because a newer version wrote them, are left out.
+        """
         page = await self._store.list_documents(_RECORDS, cursor=cursor, limit=limit)
-        bulks = (msgspec.convert(each.value, Bulk) for _, each in page.items)
-        found = tuple(each for each in bulks if tenant in {None, each.tenant})
-        return Page(found, page.cursor)
+        found: list[Bulk] = []
+        for _, each in page.items:
+            with suppress(msgspec.ValidationError):
+                bulk = msgspec.convert(each.value, Bulk)
+                if tenant in {None, bulk.tenant}:
+                    found.append(bulk)
+        return Page(tuple(found), page.cursor)
 
     async def stop(self, bulk_id: str, audit: AuditEntry | None = None) -> Bulk | None:
         """Stop a bulk action: no further run is acted on; ``None`` if there is none."""
@@ -303,8 +318,13 @@ class BulkService:
                         # Other replicas may have carried them out before this one looked.
                         for bulk_id in created.difference(name for name, _ in page.items):
                             self._tenants.pop(bulk_id, None)
-                    for bulk_id, _ in page.items:
-                        if bulk_id not in self._under_way:
+                    names = [name for name, _ in page.items]
+                    self._failed = {
+                        name: self._failed[name] for name in names if name in self._failed
+                    }
+                    for bulk_id in names:
+                        is_due = self._clock.moment() >= self._failed.get(bulk_id, 0)
+                        if is_due and bulk_id not in self._under_way:
                             self._under_way.add(bulk_id)
                             tasks.create_task(self._carry_out(bulk_id))
                     if self._clock.moment() - tidied_at >= _TIDY_MS:
@@ -315,23 +335,31 @@ class BulkService:
                         await self._wake.wait()
 
     async def tidy(self) -> None:
-        """Remove bulk actions that ended a month ago, with their lists of runs."""
+        """Remove bulk actions that ended a month ago, with their lists of runs.
+
+        What cannot be read is left to the version that wrote it.
+        """
         before = await self._store.now() - _KEPT_MS
         for kind in (_KEYS, _RECORDS, _RUNNING, _RUNS):
             cursor: str | None = None
             while True:
                 page = await self._store.list_documents(kind, cursor=cursor, limit=_PAGE)
                 for name, each in page.items:
-                    bulk_id = name
-                    if kind == _KEYS:
-                        bulk_id = msgspec.convert(each.value, _BegunWithKey).bulk.id
-                    if _created_at(bulk_id) < before:
-                        await self._store.delete_document(kind, name)
+                    with suppress(ValueError):
+                        bulk_id = name
+                        if kind == _KEYS:
+                            bulk_id = msgspec.convert(each.value, _BegunWithKey).bulk.id
+                        if _created_at(bulk_id) < before:
+                            await self._store.delete_document(kind, name)
                 cursor = page.cursor
                 if cursor is None:
                     break
 
     async def _carry_out(self, bulk_id: str) -> None:
+        """Carry out a bulk action. One that fails holds up no others, and is tried again later.
+
+        A newer version may have written it.
+        """
         try:
             found = await self._read(bulk_id)
             if found is None:
@@ -347,6 +375,9 @@ class BulkService:
                 await _Course(self, self._actions, bulk, revision).run()
         except BackendError:
             return  # the next look begins again
+        except Exception as error:  # noqa: BLE001 - see above
+            log_event(logging.ERROR, "bulk_failed", bulk=bulk_id, error=repr(error))
+            self._failed[bulk_id] = Moment(self._clock.moment() + _FAILED_MS)
         finally:
             self._under_way.discard(bulk_id)
             self._tenants.pop(bulk_id, None)
