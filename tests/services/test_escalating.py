@@ -416,3 +416,56 @@ async def test_a_forced_level_ends_on_every_replica_when_its_time_is_over(fleet:
     late = fleet.add()  # it reads an order whose time is over
     await fleet.seconds(4)
     assert late.level is Level.NORMAL
+
+
+_NEWER: JsonValue = {"order": "force_half", "actor": "kim", "at": 0, "number": 9, "cleared": 0}
+"""An order of a later version."""
+
+
+@virtual
+async def test_an_order_that_cannot_be_read_does_not_stop_the_escalation(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, LOGGER.name)
+    one, two = fleet.add(), fleet.add()
+    await fleet.store.put_document("escalation", "order", _NEWER, read=0)
+    await fleet.trip()
+    assert fleet.levels() == ["escalated", "escalated"]
+    await fleet.seconds(90, probes_ok=1)
+    assert fleet.levels() == ["normal", "normal"]
+    await one.order(Order.FORCE_CLOSED, actor="kim")
+    await fleet.seconds(4)
+    assert fleet.levels() == ["escalated", "escalated"]
+    assert two.order_in_force is not None
+    assert two.order_in_force.number > 9
+    lines = [line.getMessage() for line in caplog.records]
+    assert lines.count("escalation_unreadable") == 2, "once on each replica"
+    assert lines.count("escalation_readable") == 2
+
+
+@virtual
+async def test_the_last_order_stays_in_force_while_the_next_one_cannot_be_read(
+    fleet: Fleet,
+) -> None:
+    one, two = fleet.add(), fleet.add()
+    await one.order(Order.FORCE_CLOSED, actor="kim")
+    await fleet.seconds(4)
+    await fleet.store.put_document("escalation", "order", _NEWER, read=None)
+    await fleet.seconds(4)
+    assert fleet.levels() == ["escalated", "escalated"]
+    await two.order(Order.CLEAR, actor="kim")
+    await fleet.seconds(4)
+    assert fleet.levels() == ["normal", "normal"]
+
+
+@virtual
+async def test_a_latch_that_cannot_be_read_closes_until_it_is_cleared(fleet: Fleet) -> None:
+    one = fleet.add()
+    await fleet.store.put_document("escalation", "latch", {"replica": 7}, read=0)
+    await fleet.seconds(4)
+    assert one.level is Level.LATCHED
+    await one.order(Order.CLEAR, actor="kim")
+    await fleet.seconds(4)
+    two = fleet.add()
+    await fleet.seconds(4)
+    assert [one.level, two.level] == [Level.NORMAL] * 2

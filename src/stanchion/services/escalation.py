@@ -4,6 +4,9 @@ The service collects counts, evaluates them every two seconds, announces its lev
 replicas, and stores what must outlive a process: the latch and the operator's order. ``closes`` is
 answered from memory, so it costs nothing and works while the store is down.
 
+What a newer version wrote and this one cannot read does not stop it: the last order that could be
+read stays in force, a latch closes, and an order replaces what cannot be read.
+
 Orders are numbered, and written by compare-and-set, so no two have the same number. A latch carries
 the number of the last order before it: a ``clear`` voids every latch with a lower number. No
 document has to be deleted, so a clear cannot be half done.
@@ -29,11 +32,12 @@ from stanchion.core.escalation import (
     Observation,
     Order,
 )
+from stanchion.core.json_value import JsonValue
 from stanchion.core.model import Instant, Risk
 from stanchion.ports.clock import Clock
 from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.ports.store import Documents
-from stanchion.services.log import log_event
+from stanchion.services.log import OutageLogger, log_event
 
 LOOK_EVERY_S: Final = 2.0
 _KIND: Final = "escalation"
@@ -92,6 +96,11 @@ class EscalationService:
         self._given: StoredOrder | None = None
         self._obeyed: int | None = None
         """The number of the last order; ``None`` before the store was first read."""
+        self._errors: list[str] = []
+        """Why the order or the latch could not be read at the last look."""
+        self._unreadable = OutageLogger(
+            "escalation_unreadable", "escalation_readable", level=logging.ERROR
+        )
         self._level = Level.NORMAL
         self._announced = Level.NORMAL
         """The level that was announced last."""
@@ -220,13 +229,19 @@ class EscalationService:
 
     async def _share(self) -> None:
         """Apply the operator's order from the store, and store the latch."""
+        self._errors.clear()
         order, revision = await self._read_order()
-        if revision:
-            self._obey(order)
-        else:
-            self._obeyed = 0
+        if not self._errors:
+            if revision:
+                self._obey(order)
+            else:
+                self._obeyed = 0
         known = await self._documents.document(_KIND, _LATCH)
-        latch = None if known is None else msgspec.convert(known.value, _Latch)
+        latch = None if known is None else self._latch(known.value)
+        if self._errors:
+            self._unreadable.failed(self._errors[0])
+        else:
+            self._unreadable.worked()
         after = None if latch is None else latch.after
         is_void = after is not None and after < order.cleared
         if latch is not None and not is_void:
@@ -241,11 +256,29 @@ class EscalationService:
             )
 
     async def _read_order(self) -> tuple[StoredOrder, int]:
-        """The last order and its document's revision; revision 0 if there was no order yet."""
+        """The last order and its document's revision; revision 0 if there was no order yet.
+
+        If it cannot be read, the last order that could be, with the numbers of the one in the
+        store.
+        """
         known = await self._documents.document(_KIND, _ORDER)
         if known is None:
             return _NO_ORDER, 0
-        return msgspec.convert(known.value, StoredOrder), known.revision
+        try:
+            return msgspec.convert(known.value, StoredOrder), known.revision
+        except msgspec.ValidationError as error:
+            self._errors.append(str(error))
+        last = self._given or _NO_ORDER
+        number = _number(known.value, "number") or last.number
+        cleared = _number(known.value, "cleared") or last.cleared
+        return msgspec.structs.replace(last, number=number, cleared=cleared), known.revision
+
+    def _latch(self, value: JsonValue) -> _Latch:
+        try:
+            return msgspec.convert(value, _Latch)
+        except msgspec.ValidationError as error:
+            self._errors.append(str(error))
+        return _Latch("", Instant(0), _number(value, "after"))
 
     def _obey(self, order: StoredOrder) -> None:
         if self._obeyed is not None and order.number <= self._obeyed:
@@ -280,3 +313,9 @@ class EscalationService:
         self._level = level
         self._on_level(level)
         self._gauge.set(level)
+
+
+def _number(value: JsonValue, name: str) -> int | None:
+    """A member of a document that cannot be read as a whole, if it is a number."""
+    number = value.get(name) if isinstance(value, dict) else None
+    return number if isinstance(number, int) else None
