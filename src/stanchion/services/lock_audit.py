@@ -9,6 +9,7 @@ not held without the store: results would be settled as soon as it is back.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import Final
 
@@ -32,11 +33,14 @@ from stanchion.ports.locks import (
 )
 from stanchion.ports.records import Commit, CommitConflict, StaleFence
 from stanchion.ports.store import Store
+from stanchion.services.log import log_event
 
 WITHIN_MS: Final = 2_000
 _NOTES_MAX: Final = 100
 _RUN: Final = "run/"
 _MARK_TRIES: Final = 20
+_FAILURES_MAX: Final = 3
+"""Failures of the store after which the other notes are left to the next time."""
 _NO_EFFECT: Final = TimerFired(timer=Timer(TimerKind.STEP_TIMEOUT, StepId("/")))
 """No step has such a name, and what is about an unknown step is ignored."""
 _decode: Final = msgspec.json.Decoder(AuditEntry).decode
@@ -53,6 +57,8 @@ class LockAudit:
         self._locks = locks
         self._store = store
         self._entropy = entropy
+        self._unmoved: set[str] = set()
+        """Notes that could not be moved: they are tried after the others."""
 
     async def hold(
         self, name: str, *, ttl_ms: int, audit: AuditEntry
@@ -133,16 +139,40 @@ class LockAudit:
     async def move(self) -> None:
         """Move notes into the audit log, and see to it that runs have the fences of their holds.
 
-        Raises ``BackendError``.
+        A note that cannot be moved holds up no others. Raises ``BackendError``, after it has moved
+        what it could.
         """
         notes = await self._locks.notes(limit=_NOTES_MAX)
-        for note in notes:
+        self._unmoved &= {note.id for note in notes}
+        moved: list[LockNote] = []
+        failures: list[BackendError] = []
+        for note in sorted(notes, key=lambda each: each.id in self._unmoved):
+            try:
+                if await self._move_one(note):
+                    moved.append(note)
+            except BackendError as error:
+                self._unmoved.add(note.id)
+                failures.append(error)
+                if len(failures) == _FAILURES_MAX:
+                    break
+        if moved:
+            await self._locks.drop_notes(moved)
+        if failures:
+            raise failures[0]
+
+    async def _move_one(self, note: LockNote) -> bool:
+        """Move a note; ``False`` if it cannot be read: a newer version may have written it."""
+        try:
             entry = _entry(note)
-            if entry.before is None and note.name.startswith(_RUN):
-                await self._mark(RunId(note.name.removeprefix(_RUN)), note.fence, is_late=True)
-            await self._store.add_audit(entry, once=note.id)
-        if notes:
-            await self._locks.drop_notes(notes)
+        except msgspec.DecodeError as error:
+            if note.id not in self._unmoved:
+                log_event(logging.ERROR, "lock_note_unreadable", lease=note.name, error=str(error))
+                self._unmoved.add(note.id)
+            return False
+        if entry.before is None and note.name.startswith(_RUN):
+            await self._mark(RunId(note.name.removeprefix(_RUN)), note.fence, is_late=True)
+        await self._store.add_audit(entry, once=note.id)
+        return True
 
     async def _note(self, name: str, entry: AuditEntry) -> LockNote:
         entry = replace(entry, subject=f"lease/{name}", tenant=await self._tenant_of(name))
