@@ -630,6 +630,36 @@ async def test_a_rerun_of_failed_items_says_before_and_after_what_it_keeps(house
     assert each["output"] == [0, "again", 2]
 
 
+async def test_a_rerun_of_failed_items_that_was_queued_keeps_the_others(house: House) -> None:
+    assert (await house.ask("PUT", "/v1/workflows/list", LIST)).status == 200
+    given = {"input": {"items": [0, 1, 2]}}
+    run_id = (await house.ask("POST", "/v1/workflows/list/runs", given)).json["run_id"]
+    for _ in range(3):
+        job = await house.lease()
+        how = {"status": "failed", "error": "no"} if job["item"] == 1 else {"status": "succeeded"}
+        sent = {"job_id": job["job_id"], "fence": job["fence"], "output": job["item"], **how}
+        body = {"worker_id": "worker-1", "results": [sent]}
+        assert (await house.ask("POST", "/v1/worker/results", body)).json["accepted"]
+    assert (await house.ask("GET", f"/v1/runs/{run_id}?wait=5")).json["status"] == "failed"
+    queues = {"max_concurrent_runs": 1, "on_full": "queue"}
+    assert (await house.ask("PUT", "/v1/admin/tenants/default", queues)).status == 200
+    other = (await house.ask("POST", "/v1/workflows/list/runs", given)).json["run_id"]
+    again = await house.ask("POST", f"/v1/runs/{run_id}/rerun", {"only": "failed_items"})
+    assert again.json["status"] == "queued"
+    assert (await house.ask("POST", f"/v1/runs/{other}/cancel")).status == 200
+    new_id = again.json["run_id"]
+    for _ in range(100):
+        if (await house.ask("GET", f"/v1/runs/{new_id}")).json["status"] == "running":
+            break
+        await asyncio.sleep(0.02)
+    items = (await house.ask("GET", f"/v1/runs/{new_id}/steps/each/items")).json["items"]
+    assert [(row["status"], row["output"], row["job_id"]) for row in items] == [
+        ("succeeded", 0, None),
+        ("running", None, f"{new_id}:each[1]@1"),
+        ("succeeded", 2, None),
+    ]
+
+
 INNER = {
     "steps": {
         "draft": {"topic": "work", "input": "${input.n}"},

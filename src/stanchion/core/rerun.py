@@ -240,7 +240,7 @@ def _but_failed_items(plan: Plan, old: Run) -> _Kept | RerunRefused:
         if not step.is_satisfied_by(old.step(step_id).status)
     }
     # A for-each that depends on a step that runs again may get another list: all of it runs again.
-    around = {outer for step_id in again for outer in _outer(plan, plan.steps[step_id])}
+    around = {outer for step_id in again for outer in outer_steps(plan, plan.steps[step_id])}
     later = [(each, True) for outer in around for each in outer.dependants]
     built_on = _built_on(plan, later)
     whole = _built_on(plan, [(step_id, False) for step_id in again])
@@ -255,7 +255,7 @@ def _refusal(plan: Plan, old: Run, from_step: StepId) -> RerunRefused | None:
     step = plan.steps.get(from_step)
     if step is None:
         return RerunRefused("unknown_step", f"the run has no step '{from_step}'")
-    for need in (need for outer in _outer(plan, step) for need in outer.needs):
+    for need in (need for outer in outer_steps(plan, step) for need in outer.needs):
         status = old.step(need).status
         if not plan.steps[need].is_satisfied_by(status):
             message = f"'{from_step}' builds on '{need}', which is {status}: rerun from there"
@@ -263,7 +263,7 @@ def _refusal(plan: Plan, old: Run, from_step: StepId) -> RerunRefused | None:
     return None
 
 
-def _outer(plan: Plan, step: PlannedStep) -> Iterable[PlannedStep]:
+def outer_steps(plan: Plan, step: PlannedStep) -> Iterable[PlannedStep]:
     """The step and the sub-workflow steps around it."""
     around: PlannedStep | None = step
     while around is not None:

@@ -59,6 +59,7 @@ from stanchion.core.model import (
     job_id,
 )
 from stanchion.core.queue import QUEUE_TIMEOUT, QUEUE_TIMER
+from stanchion.core.rerun import outer_steps
 from stanchion.core.steps import approval, delay, foreach, job, subworkflow
 from stanchion.core.transition import (
     ClearTimer,
@@ -275,11 +276,14 @@ def items_to_read(plan: Plan, run: Run, events: Iterable[Event]) -> Mapping[Step
 
     Usually those that the events name, and the pending ones that may be dispatched in their place.
     If the events can be the last ones of a step, all of its items: their outputs become the output
-    of the step.
+    of the step. If a rerun begins that was queued, the items that it may keep.
     """
     named: dict[StepId, set[int]] = {}
     more: set[StepId] = set()
+    wanted: dict[StepId, Sequence[int]] = {}
     for event in events:
+        if run.rerun_of is not None and isinstance(event, Promoted):
+            wanted |= _items_kept(plan, run)
         place = _item_of(event)
         if place is not None:
             step_id = plan.item_steps.get(place[0], place[0])
@@ -288,7 +292,6 @@ def items_to_read(plan: Plan, run: Run, events: Iterable[Event]) -> Mapping[Step
             assert event.timer.step_id is not None
             named.setdefault(event.timer.step_id, set())
             more.add(event.timer.step_id)
-    wanted: dict[StepId, Sequence[int]] = {}
     for step_id, indexes in named.items():
         counts = run.step(step_id).items
         if counts is not None:
@@ -310,6 +313,22 @@ def items_to_read(plan: Plan, run: Run, events: Iterable[Event]) -> Mapping[Step
                 else sorted(indexes.union(following))
             )
     return wanted
+
+
+def _items_kept(plan: Plan, run: Run) -> dict[StepId, Sequence[int]]:
+    """The items that a rerun may have of for-each steps that begin when it begins."""
+    draft = Draft(plan, run, run.created_at, work_max=_LISTS_WORK_MAX)
+    return {
+        step.id: range(foreach.items_max(draft, step))
+        for step in plan.steps.values()
+        if isinstance(step.spec, ForEachSpec | ForEachWorkflowSpec)
+        and step.id not in run.steps
+        and all(need in run.steps for outer in outer_steps(plan, step) for need in outer.needs)
+    }
+
+
+_LISTS_WORK_MAX: Final = 15_000
+"""Work to find how many items there are, up to 15 ms; beyond it, there may be any number."""
 
 
 def _apply(draft: Draft, event: Event) -> Ignored | None:

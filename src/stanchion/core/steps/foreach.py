@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 
 from stanchion.core import limits
-from stanchion.core.draft import size_of
+from stanchion.core.draft import DecisionTooLong, size_of
 from stanchion.core.events import (
     AttemptFailed,
     AttemptSucceeded,
@@ -120,6 +120,16 @@ def start(draft: Draft, step: PlannedStep, inside: Inside) -> None:
         _go_on(draft, step, inside)
     elif is_short(step, counts):
         draft.then(SetTimer(more_items(step), draft.now))
+
+
+def items_max(draft: Draft, step: PlannedStep) -> int:
+    """How many items the step has if it starts; the most that it can have if that takes long."""
+    try:
+        return len(_values(draft, step))
+    except ExpressionError:
+        return 0
+    except DecisionTooLong:
+        return limits.FOR_EACH_ITEMS_MAX
 
 
 def _fitting(draft: Draft, sizes: Iterable[int]) -> int:
