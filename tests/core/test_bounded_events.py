@@ -9,6 +9,7 @@ from stanchion.core import limits
 from stanchion.core.draft import size_of
 from stanchion.core.events import (
     Approved,
+    AttemptFailed,
     AttemptSucceeded,
     Event,
     JobReturned,
@@ -206,6 +207,49 @@ def test_items_with_large_inputs_begin_and_are_stored_in_several_transitions(par
     assert all(job.input == {"n": job.item, "d": given["big"]} for job in jobs)
     # 5 MB, written once or twice: the list is evaluated for each megabyte, not for each result.
     assert decisions <= 100 + 12
+
+
+def test_an_item_that_begins_later_may_be_as_large_as_one_that_begins_with_the_step() -> None:
+    # More than one expression may make by itself; all items together have a bound of their own.
+    each = ForEachSpec(
+        topic=TOPIC, for_each="${input.l}", input=["${input.big}"] * 25,
+        retry=RetrySpec(max_attempts=2),
+    )  # fmt: skip
+    plan = planned(each=each)
+    run = began(plan, {"big": "y" * 200_000, "l": [1, 2, 3]})
+    assert run.steps[StepId("each")].status is StepStatus.RUNNING
+    more = decide(plan, run, TimerFired(timer=Timer(TimerKind.ITEMS, StepId("each"))), NOW)
+    (second,) = (one.job for one in more.effects if isinstance(one, DispatchJob))
+    assert (second.item, second.input) == (1, ["y" * 200_000] * 25)
+    lost = AttemptFailed(
+        job_id=job_id(RUN, StepId("each"), 0, 1), step_id=StepId("each"), item=0,
+        error=Failure("busy", "busy"),
+    )  # fmt: skip
+    waiting = evolve(run, decide(plan, run, lost, NOW))
+    retry = TimerFired(timer=Timer(TimerKind.RETRY, StepId("each"), 0, 1))
+    (again,) = (
+        one.job for one in decide(plan, waiting, retry, NOW).effects if isinstance(one, DispatchJob)
+    )
+    assert (again.attempt, again.input) == (2, ["y" * 200_000] * 25)
+
+
+def test_an_item_may_take_as_much_work_when_it_is_tried_again() -> None:
+    dear = f"${{index == 0 ? {DEAR} : true}}"
+    retry = RetrySpec(max_attempts=2)
+    # The inputs are too large together to be stored, so that they are rendered again.
+    wanted: JsonValue = {"first": dear, "big": "${input.big}"}
+    each = ForEachSpec(topic=TOPIC, for_each="${input.items}", input=wanted, retry=retry)
+    plan = planned(each=each)
+    run = began(plan, {"items": [1] * 6_000, "l": list(range(240)), "big": "y" * 200})
+    assert run.steps[StepId("each")].status is StepStatus.RUNNING
+    lost = AttemptFailed(
+        job_id=job_id(RUN, StepId("each"), 0, 1), step_id=StepId("each"), item=0,
+        error=Failure("busy", "busy"),
+    )  # fmt: skip
+    waiting = evolve(run, decide(plan, run, lost, NOW))
+    timer = TimerFired(timer=Timer(TimerKind.RETRY, StepId("each"), 0, 1))
+    transition = decide(plan, waiting, timer, NOW)
+    assert [one.job.item for one in transition.effects if isinstance(one, DispatchJob)] == [0]
 
 
 @pytest.mark.parametrize("given", ["${input.big}", {"doc": "${input.big}"}])

@@ -212,11 +212,12 @@ def _dispatch_more(draft: Draft, step: PlannedStep) -> Ignored | None:
         return Ignored.NOT_WAITING_FOR_IT
     begun: dict[int, JsonValue] = {}
     values: list[JsonValue] | None = None
+    budget = _budget(state.items.total)
     for index in _following(draft, step, state.items, BEGUN_AT_ONCE_MAX):
         work, is_stored = draft.item(ItemKey(step.id, index)).input, True
         if work is msgspec.UNSET:
             values = _values(draft, step) if values is None else values
-            work, is_stored = _work(draft, step, values, index), False
+            work, is_stored = _work(draft, step, values, index, budget), False
         if len(begun) >= at_most and is_stored:
             continue
         size = size_of(work)
@@ -539,7 +540,8 @@ def _input_of(draft: Draft, step: PlannedStep, index: int, item: Item) -> JsonVa
     """The input of an item, as stored with it or else rendered again: both are equal."""
     if item.input is not msgspec.UNSET:
         return item.input
-    return _work(draft, step, _values(draft, step), index)
+    values = _values(draft, step)
+    return _work(draft, step, values, index, _budget(len(values)))
 
 
 def _work(
@@ -547,8 +549,9 @@ def _work(
     step: PlannedStep,
     values: list[JsonValue],
     index: int,
-    budget: EvaluationBudget | None = None,
+    budget: EvaluationBudget,
 ) -> JsonValue:
+    """The input of an item. It may take as much each time, or it could begin and not be retried."""
     assert step.input is not None
     extra: JsonObject = {"item": values[index], "index": index}
     try:
