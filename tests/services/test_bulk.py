@@ -315,3 +315,31 @@ def test_a_bulk_action_that_cannot_be_read_is_not_removed_and_keeps_no_other() -
         assert left == {"bulk": 1, "bulk_keys": 1, "bulk_running": 0, "bulk_runs": 0}
 
     loop.run(main())
+
+
+def test_the_dead_letters_of_a_tenant_are_read_once_for_all_runs_of_a_moment() -> None:
+    async def main() -> None:
+        pair = Pair(10**9)
+        run_ids = await pair.ended_runs()
+        reads, listed = list[TenantId | None](), pair.store.list_dead_letters
+
+        async def list_dead_letters(tenant: TenantId | None, **page: Any) -> Any:  # noqa: ANN401 - as the store has them
+            reads.append(tenant)
+            await asyncio.sleep(2)  # a read of many letters
+            return await listed(tenant, **page)
+
+        pair.store.list_dead_letters = list_dead_letters  # type: ignore[method-assign] # a slow store
+        services = pair.second.services
+        running = asyncio.create_task(services.bulk.run())
+        begun = await services.bulk.create(
+            replace(WANTED, action=BulkAction.DISCARD, rate_per_s=1_000)
+        )
+        assert isinstance(begun, BulkBegun)
+        await asyncio.sleep(20)
+        ended = await services.bulk.get(begun.bulk.id)
+        assert ended is not None
+        assert (ended.status, ended.failed) == (BulkStatus.FINISHED, len(run_ids))
+        assert len(reads) <= 3
+        running.cancel()
+
+    loop.run(main())

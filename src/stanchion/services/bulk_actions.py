@@ -35,6 +35,7 @@ from stanchion.services.inbox import (
     RunChange,
     UnknownTarget,
 )
+from stanchion.services.limiter import SingleFlight
 from stanchion.services.log import log_event
 from stanchion.services.plans import DefinitionMissing, UnknownWorkflow
 from stanchion.services.reruns import Reruns
@@ -54,6 +55,7 @@ class RunActions:
         self._clock = backends.clock
         self._reruns = reruns
         self._inbox = inbox
+        self._reads = SingleFlight()
         self._letters: dict[TenantId, tuple[int, dict[RunId, list[DeadLetter]]]] = {}
 
     async def act(self, bulk: Bulk, run_id: RunId, *, is_repeat: bool) -> BulkOutcome:
@@ -179,7 +181,12 @@ class RunActions:
         read_at, known = self._letters.get(tenant, (-_LETTERS_FRESH_MS, {}))
         if self._clock.moment() - read_at < _LETTERS_FRESH_MS:
             return known
-        read_at, known = self._clock.moment(), {}
+        # Many runs of a tenant are acted on at a time.
+        return await self._reads.read(tenant, lambda: self._read_letters(tenant))
+
+    async def _read_letters(self, tenant: TenantId) -> dict[RunId, list[DeadLetter]]:
+        read_at = self._clock.moment()
+        known: dict[RunId, list[DeadLetter]] = {}
         cursor: str | None = None
         while True:
             page = await self._store.list_dead_letters(tenant, cursor=cursor, limit=_PAGE)
