@@ -434,3 +434,26 @@ async def test_a_key_that_has_ended_is_not_only_called_unknown() -> None:
         refused = await house.ask("GET", "/v1/runs", key=made.json["key"])
         assert (refused.status, refused.code) == (401, "unauthenticated")
         assert refused.json["detail"] == "this key is unknown, has expired or was revoked"
+
+
+@pytest.mark.parametrize("tenant", [None, "acme"])
+@pytest.mark.parametrize("limit", [1, 2, 10])
+async def test_a_key_that_cannot_be_read_is_left_out_of_the_list(
+    replicas: Replicas, tenant: str | None, limit: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = sorted([(await replicas.made()).split("_")[1] for _ in range(4)])
+    store = replicas.lines[0].port
+    found = await store.document("key", ids[1])
+    assert found is not None
+    newer: Any = {**found.value, "role": "auditor"}  # type: ignore[dict-item] # an object
+    await store.put_document("key", ids[1], newer, read=None)
+    listed, cursor = list[str](), None
+    while True:
+        page = await replicas.there.list(tenant, cursor=cursor, limit=limit)
+        assert len(page.items) <= limit
+        listed += [key_id for key_id, _ in page.items]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert listed == [ids[0], *ids[2:]]
+    assert "key_unreadable" in {line.getMessage() for line in caplog.records}

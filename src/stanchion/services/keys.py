@@ -25,7 +25,7 @@ import hashlib
 import hmac
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -37,7 +37,7 @@ from stanchion.core.model import Instant, TenantId
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError, BackendUnavailable
-from stanchion.ports.records import Page
+from stanchion.ports.records import Document, Page
 from stanchion.ports.store import Documents
 from stanchion.services.log import log_event
 from stanchion.wire.admin import Role
@@ -302,34 +302,39 @@ class Keys:
         """One tenant's keys, or all, by id.
 
         A call reads at most 10,000 keys, so a page may be short if most belong to other tenants.
-        Otherwise there is a cursor only if the tenant has more keys.
+        Otherwise there is a cursor only if the tenant has more keys. A key that cannot be read,
+        because a newer version wrote it, is left out.
         """
         if tenant is None:
-            return await self._read_page(cursor, limit)
+            page = await self._read_page(cursor, limit)
+            return Page(_of_tenant(page.items, None), page.cursor)
         found: tuple[tuple[str, ApiKeyRecord], ...] = ()
         for _ in range(_PAGES_LOOKED_AT_MAX):
             page = await self._read_page(cursor, _PAGE)
-            own = [place for place, each in enumerate(page.items) if each[1].tenant == tenant]
+            own = [
+                place
+                for place, (_, record) in enumerate(page.items)
+                if record is not None and record.tenant == tenant
+            ]
             left = limit - len(found)
             if len(own) > left:
                 # There are more: the next page begins after the last key of this one.
                 if left:
                     page = await self._read_page(cursor, own[left - 1] + 1)
-                    found += tuple(each for each in page.items if each[1].tenant == tenant)
+                    found += _of_tenant(page.items, tenant)
                     cursor = page.cursor
                 return Page(found, cursor)
-            found += tuple(page.items[place] for place in own)
+            found += _of_tenant(page.items, tenant)
             cursor = page.cursor
             if cursor is None:
                 break
         return Page(found, cursor)
 
-    async def _read_page(self, cursor: str | None, limit: int) -> Page[tuple[str, ApiKeyRecord]]:
+    async def _read_page(
+        self, cursor: str | None, limit: int
+    ) -> Page[tuple[str, ApiKeyRecord | None]]:
         page = await self._documents.list_documents(_KIND, cursor=cursor, limit=limit)
-        return Page(
-            tuple((name, msgspec.convert(each.value, ApiKeyRecord)) for name, each in page.items),
-            page.cursor,
-        )
+        return Page(tuple((name, _readable(name, each)) for name, each in page.items), page.cursor)
 
     async def _record(self, key_id: str, *, is_patient: bool) -> ApiKeyRecord | None:
         now = self._clock.moment()
@@ -495,6 +500,25 @@ def _shown(record: ApiKeyRecord) -> JsonObject:
         "key": record.hash,
     }
     return redacted(members, "key")
+
+
+def _readable(key_id: str, document: Document) -> ApiKeyRecord | None:
+    try:
+        return msgspec.convert(document.value, ApiKeyRecord)
+    except msgspec.ValidationError as error:
+        log_event(logging.ERROR, "key_unreadable", key=key_id, error=str(error))
+        return None
+
+
+def _of_tenant(
+    items: Iterable[tuple[str, ApiKeyRecord | None]], tenant: str | None
+) -> tuple[tuple[str, ApiKeyRecord], ...]:
+    """The keys of a tenant, or all, that can be read."""
+    return tuple(
+        (name, record)
+        for name, record in items
+        if record is not None and tenant in {None, record.tenant}
+    )
 
 
 def _patience_s(age_ms: int | None, *, is_patient: bool) -> float | None:
