@@ -632,3 +632,24 @@ async def test_a_schedule_whose_start_fails_is_tried_again_later(
     assert len((await stored(world)).runs) == 3
     lines = [line for line in caplog.records if line.getMessage() == "schedule_failed"]
     assert 3 <= len(lines) <= 200 // 5
+
+
+@virtual
+@pytest.mark.parametrize("value", [{"plan": {}}, {"spec": None}, ["x"], "x"])
+async def test_a_document_that_is_no_schedule_holds_up_no_schedule(
+    world: World,
+    value: Any,  # noqa: ANN401 - anything
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = world.add()
+    await world.define(ONE)
+    await world.store.put_tenant(ACME, Tenant(max_concurrent_runs=None))
+    await put(one, overlap=Overlap.ALLOW)
+    await world.store.put_document("schedule", f"{ACME}/a", value, read=0)
+    await asyncio.sleep(60 * 3 + 10)
+    assert len((await stored(world)).runs) == 3
+    lines = {line.getMessage() for line in caplog.records}
+    assert "schedule_failed" in lines
+    assert "loop_failed" not in lines
+    await put(one, overlap=Overlap.SKIP)
+    assert (await stored(world)).spec.overlap is Overlap.SKIP

@@ -520,9 +520,7 @@ class ScheduleService:
             if name in known and self._known.get(name) == known[name]
         }
         self._known = known
-        self._sizes = {
-            name: len(_SPEC_DECODER.decode(text).spec) for name, (text, _) in known.items()
-        }
+        self._sizes = {name: _stored_size(text) for name, (text, _) in known.items()}
         self._signals.scheduled({tenant for tenant, _ in known})
         self._trials = {name: trial for name, trial in self._trials.items() if name in known}
 
@@ -650,6 +648,14 @@ def _name(name: _Name) -> str:
 
 def _size(spec: ScheduleSpec) -> int:
     return len(msgspec.json.encode(spec))
+
+
+def _stored_size(text: bytes) -> int:
+    """The size of the specification of a schedule as it was read."""
+    try:
+        return len(_SPEC_DECODER.decode(text).spec)
+    except msgspec.ValidationError:
+        return len(text)
 
 
 def _decoded(document: Document) -> Schedule | None:
