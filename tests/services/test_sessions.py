@@ -8,6 +8,7 @@ import pytest
 
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.adapters.system import ManualClock
+from stanchion.core.json_value import JsonValue
 from stanchion.ports.errors import BackendError
 from stanchion.services.keys import Keys, TooManyLookups
 from stanchion.services.sessions import SESSION_MS, Sessions
@@ -208,3 +209,16 @@ async def test_sessions_of_the_admin_key_end_when_another_is_given() -> None:
         keys = Keys(documents=documents, clock=replicas.clock, entropy=entropy, admin_key=given)
         sessions = Sessions(keys, documents=documents, clock=replicas.clock, entropy=entropy)
         assert await sessions.find(token) is None
+
+
+async def test_a_session_that_cannot_be_read_keeps_nobody_from_opening_another(
+    replicas: Replicas,
+) -> None:
+    _, token = await replicas.opened()
+    session_id = token.partition("_")[0]
+    newer: JsonValue = {"secrets": ["of a later version"]}
+    await replicas.store.put_document("session", session_id, newer, read=None)
+    assert await replicas.there[1].find(token) is None
+    _, another = await replicas.opened()
+    assert await replicas.there[1].find(another) is not None
+    assert await replicas.store.document("session", session_id) is not None

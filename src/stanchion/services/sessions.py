@@ -27,6 +27,7 @@ from stanchion.core.model import Instant
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError, BackendUnavailable
+from stanchion.ports.records import Document
 from stanchion.ports.store import Documents
 from stanchion.services.keys import ADMIN_HOLDER, KeyHolder, Keys, TooManyLookups
 
@@ -168,7 +169,7 @@ class Sessions:
     async def _read(self, session_id: str) -> SessionRecord | None:
         now = self._clock.moment()
         document = await self._documents.document(_KIND, session_id)
-        record = None if document is None else msgspec.convert(document.value, SessionRecord)
+        record = None if document is None else _readable(document)
         self._remember(session_id, record, now)
         return record
 
@@ -197,7 +198,9 @@ class Sessions:
         for _ in range(_PAGES_MAX):
             page = await self._documents.list_documents(_KIND, cursor=cursor, limit=_PAGE)
             for name, document in page.items:
-                record = msgspec.convert(document.value, SessionRecord)
+                record = _readable(document)
+                if record is None:
+                    continue
                 if record.expires_at <= now:
                     await self._documents.delete_document(_KIND, name)
                 elif record.key_id == key_id:
@@ -207,6 +210,14 @@ class Sessions:
                 break
         for _, name in sorted(own)[: max(0, len(own) - _OF_ONE_KEY_MAX + 1)]:
             await self._documents.delete_document(_KIND, name)
+
+
+def _readable(document: Document) -> SessionRecord | None:
+    """The session; ``None`` if a version wrote it that this one cannot read."""
+    try:
+        return msgspec.convert(document.value, SessionRecord)
+    except msgspec.ValidationError:
+        return None
 
 
 def _hash(text: str) -> str:
