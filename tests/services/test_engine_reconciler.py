@@ -11,6 +11,7 @@ from stanchion.core.model import Risk, TenantId, Topic
 from stanchion.core.queue_terms import OnFull
 from stanchion.core.retry import Fixed
 from stanchion.core.workflow import JobSpec, RetrySpec
+from stanchion.ports.locks import LockNote
 from stanchion.ports.records import ExpiredJob, JobLease, LostReason, Tenant
 from stanchion.services import reconciler, signals
 from stanchion.services.engine import Terms
@@ -39,6 +40,42 @@ async def test_finished_runs_are_removed_after_their_time_and_not_before(world: 
     assert one.metric("runs_purged_total") == 5
     for run_id in ended:
         assert await world.store.load(run_id) is None
+
+
+@virtual
+@pytest.mark.parametrize("verb", ["expire_jobs", "audit_slots", "outbox_size", "list_standings"])
+@pytest.mark.parametrize("defect", [False, True])
+async def test_a_part_of_a_round_that_fails_each_time_stops_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    verb: str, defect: bool,
+) -> None:  # fmt: skip
+    one = world.add(terms=Terms(retention_ms=KEPT_MS))
+    if defect:
+
+        async def broken(*_given: object, **_named: object) -> None:
+            raise RuntimeError("one bad row")
+
+        monkeypatch.setattr(world.store, verb, broken)
+    else:
+        one.store.always(Fault.ERROR, verb)
+    await world.define(ONE)
+    world.work(one, "work")
+    run_id = await world.start(one, "one")
+    assert await world.ended(run_id) == "succeeded"
+    note = LockNote(
+        "n", "admission/acme", '{"action": "lease.hold", "actor": "kim", "subject": ""}'
+    )
+    await world.locks.hold("admission/acme", "kim", ttl_ms=1, within_ms=10, note=note)
+    if verb != "audit_slots":
+        tamper_memory(world.store, ACME, 3)
+    await asyncio.sleep(KEPT_MS / 1000 + 25)
+    assert one.metric("runs_purged_total") == 1
+    assert not await world.locks.notes()
+    if verb != "audit_slots":
+        assert await world.store.active_runs(ACME) == 0
+    lines = [line.getMessage() for line in caplog.records]
+    assert "reconcile_failed" in lines
+    assert "loop_failed" not in lines
 
 
 @virtual

@@ -102,6 +102,8 @@ class Reconciler:
                 await self.reconcile()
             except BackendError as error:
                 self._outage.failed(error)
+            except Exception as error:  # noqa: BLE001 - one bad row must not stop the next rounds
+                self._outage.failed(repr(error))
             else:
                 self._outage.worked()
             # Jittered, so that replicas that started together do not reconcile together.
@@ -109,19 +111,32 @@ class Reconciler:
             await self._clock.sleep(pause_ms / 1000)
 
     async def reconcile(self) -> None:
-        """One round."""
+        """One round. A part that fails stops no other; its error is raised afterwards."""
         self._round += 1
         self._signals.close_bucket()
+        parts = [self._expire_all]
+        if self._round % _AUDIT_EVERY == 0:
+            parts.append(self.audit)
+        if self._round % _PURGE_EVERY == 0:
+            parts.append(self.purge)
+        parts += [self._probe_locks, self._gauge_work]
+        if self._round >= self._learn_in:
+            parts.append(self._learn)
+        parts.append(self._gauge_tenants)
+        if self._round % _NOTES_EVERY == 0:
+            parts.append(self._move_notes)
+        failed: Exception | None = None
+        for part in parts:
+            try:
+                await part()
+            except Exception as error:  # noqa: BLE001 - raised below
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    async def _expire_all(self) -> None:
         while await self.expire_jobs() == JOBS_MAX:
             pass  # there may be more
-        if self._round % _AUDIT_EVERY == 0:
-            await self.audit()
-        if self._round % _PURGE_EVERY == 0:
-            await self.purge()
-        await self._probe_locks()
-        await self._gauge()
-        if self._round % _NOTES_EVERY == 0:
-            await self._move_notes()
 
     async def expire_jobs(self) -> int:
         """End expired job leases; return how many."""
@@ -190,12 +205,12 @@ class Reconciler:
         else:
             self._escalating.count(probes_ok=1)
 
-    async def _gauge(self) -> None:
-        self._signals.outbox_rows(await self._store.outbox_size())
+    async def _gauge_work(self) -> None:
         with suppress(BackendError):  # without a bus, the gauge keeps its last value
             self._signals.bus_pending(await self._bus.pending())
-        if self._round >= self._learn_in:
-            await self._learn()
+        self._signals.outbox_rows(await self._store.outbox_size())
+
+    async def _gauge_tenants(self) -> None:
         is_full = self._round % _GAUGE_EVERY == 1
         tenants = self._signals.tenants() if is_full else self._signals.queueing()
         standings = await self._store.standings(tenants) if tenants else ()
