@@ -469,3 +469,16 @@ async def test_a_latch_that_cannot_be_read_closes_until_it_is_cleared(fleet: Fle
     two = fleet.add()
     await fleet.seconds(4)
     assert [one.level, two.level] == [Level.NORMAL] * 2
+
+
+@virtual
+async def test_a_trip_counts_for_a_day(fleet: Fleet) -> None:
+    replica = fleet.add()
+    await fleet.trip()
+    assert replica.trips_today == 1
+    await asyncio.sleep(23 * 3_600)
+    await replica.look()
+    assert replica.trips_today == 1
+    await asyncio.sleep(3_600)
+    await replica.look()
+    assert replica.trips_today == 0

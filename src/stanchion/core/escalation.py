@@ -269,6 +269,11 @@ def counts_of(
     )
 
 
+def trips_of_day(state: EscalationState) -> tuple[Instant, ...]:
+    """The trips of the last day, as of the last observation."""
+    return tuple(trip for trip in state.trips if state.clock - trip < _DAY_MS)
+
+
 # ── Time ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -355,7 +360,7 @@ def _is_at_threshold(settings: Escalation, part: Slice) -> bool:
 
 
 def _tripped(settings: Escalation, state: EscalationState) -> EscalationState:
-    today = (*(trip for trip in state.trips if state.clock - trip < _DAY_MS), state.clock)
+    today = (*trips_of_day(state), state.clock)
     latches = len(today) > settings.trips_per_day_max
     return replace(
         state,

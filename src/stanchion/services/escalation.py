@@ -130,7 +130,7 @@ class EscalationService:
     @property
     def trips_today(self) -> int:
         """How often this replica tripped in the last day."""
-        return len(self._state.trips)
+        return len(rules.trips_of_day(self._state))
 
     @property
     def counts(self) -> EscalationCounts:
