@@ -13,8 +13,9 @@ from stanchion.adapters.bus.local import LocalBus
 from stanchion.adapters.locks.memory import MemoryLocks
 from stanchion.adapters.store.memory import MemoryStore
 from stanchion.core.audit import AuditEntry
+from stanchion.core.budget import BudgetLimit, BudgetWindow
 from stanchion.core.bulk import BULKS_MAX, BulkAction, BulkStatus
-from stanchion.core.model import RunId, StepId, TenantId, Topic, WorkflowId
+from stanchion.core.model import RunId, RunStatus, StepId, TenantId, Topic, WorkflowId
 from stanchion.core.workflow import ApprovalSpec, JobSpec, Workflow
 from stanchion.ports.records import RunFilter, Tenant
 from stanchion.ports.store import Store
@@ -340,6 +341,50 @@ def test_the_dead_letters_of_a_tenant_are_read_once_for_all_runs_of_a_moment() -
         assert ended is not None
         assert (ended.status, ended.failed) == (BulkStatus.FINISHED, len(run_ids))
         assert len(reads) <= 3
+        running.cancel()
+
+    loop.run(main())
+
+
+@pytest.mark.parametrize(
+    ("limit", "window", "is_final"),
+    [
+        (0, BudgetWindow.TOTAL, True),  # nothing is given back, and no window begins
+        (0, BudgetWindow.DAY, True),  # more than a whole window has
+        (5, BudgetWindow.TOTAL, False),  # an unfinished run may give back what it holds
+        (5, BudgetWindow.DAY, False),
+    ],
+)
+def test_a_run_that_no_wait_makes_room_for_in_a_budget_fails(
+    limit: int, window: BudgetWindow, is_final: bool
+) -> None:
+    async def main() -> None:
+        pair = Pair(10**9)
+        steps: Any = {"only": JobSpec(topic=Topic("t"))}
+        flow = Workflow(id=WorkflowId("w"), steps=steps, budget={"tokens": 5})
+        await pair.store.put_workflow(ACME, flow)
+        services = pair.second.services
+        began = await services.gate.start(ACME, WorkflowId("w"), {}, key=None, actor="kim")
+        run_id = cast("Any", began).run_id
+        await services.inbox.cancel(run_id, reason=None, actor="kim")
+        budget = BudgetLimit(limit, window)
+        await pair.store.put_tenant(
+            ACME, Tenant(max_concurrent_runs=None, budgets={"tokens": budget})
+        )
+        if limit:
+            await services.gate.start(ACME, WorkflowId("w"), {}, key=None, actor="kim")
+        running = asyncio.create_task(services.bulk.run())
+        only = RunFilter(statuses=(RunStatus.CANCELLED,))
+        begun = await services.bulk.create(replace(WANTED, only=only))
+        assert isinstance(begun, BulkBegun)
+        await asyncio.sleep(120)
+        bulk = await services.bulk.get(begun.bulk.id)
+        assert bulk is not None
+        told = [(each.run_id, each.code) for each in bulk.errors]
+        if is_final:
+            assert (bulk.status, told) == (BulkStatus.FINISHED, [(run_id, "budget_exhausted")])
+        else:
+            assert (bulk.status, told) == (BulkStatus.RUNNING, [])
         running.cancel()
 
     loop.run(main())

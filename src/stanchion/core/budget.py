@@ -128,6 +128,11 @@ class OverBudget(msgspec.Struct, frozen=True, tag="over_budget"):
         return self.is_held or (is_over_soon and self.asked <= self.limit)
 
     @property
+    def is_final(self) -> bool:
+        """Whether the same start can never be admitted, unless the limit is raised."""
+        return self.asked > self.limit or (self.resets_at is None and not self.is_held)
+
+    @property
     def is_held(self) -> bool:
         """Whether enough would be left if unfinished runs returned what they hold."""
         return self.used + self.asked <= self.limit

@@ -122,6 +122,9 @@ class RunActions:
         match answer:
             case RunStarted():
                 return BulkDone()
+            case GateOverBudget(over=over) if over.is_final:
+                limit = f"budget '{over.budget}' of {over.limit}"
+                return BulkFailed(run.id, "budget_exhausted", f"{limit}: no wait makes room for it")
             case GateFull() | GateOverBudget() | JobThrottled() | GateFailed():
                 return BulkLater(answer.retry_after_ms)
             case RerunRefused():
