@@ -291,3 +291,15 @@ async def test_a_thousand_tenants_are_learned_at_a_time_and_those_with_queues_na
         for tenant in "abc"
     ]
     assert shown == [None, 1, 0]
+
+
+@virtual
+async def test_the_counts_of_promoted_runs_begin_at_zero_when_a_tenant_queues(
+    world: World,
+) -> None:
+    # A rate does not see the step from no series to 1, and an alert would take it for no promotion.
+    one = world.add()
+    await _fill(world, one, ACME, 3)
+    await asyncio.sleep(5)
+    assert one.metric("queue_length", tenant=ACME) == 2
+    assert one.metric("queue_wait_seconds_count", tenant=ACME) == 0

@@ -573,6 +573,9 @@ class EngineSignals:
         """Set the lengths of the tenants' queues."""
         _set(self._queue_length, self._labels, runs)
         for tenant, number in runs.items():
+            if number:
+                # From 0 on, or the first run that gets its slot is no rise.
+                self._queue_wait.labels(self._labels.tenant(tenant))
             if number and len(self._queueing) < _QUEUEING_MAX:
                 self._queueing[tenant] = None
             elif not number:
