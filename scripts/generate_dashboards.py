@@ -74,7 +74,7 @@ def _where(matchers: str) -> str:
     return f"{{{matchers}}}" if matchers else ""
 
 
-_FULL: Final = 'outcome=~"full|throttled"'
+_REFUSED: Final = 'outcome=~"full|queue_full|budget_exhausted|throttled"'
 _UNAVAILABLE: Final = 'outcome=~"gate_unavailable|gate_busy|limit_check_failed"'
 _TENANT: Final = 'tenant=~"$tenant"'
 
@@ -163,9 +163,9 @@ ADMISSION: Final = Dashboard(
     "Stanchion / Admission",
     (
         Panel(
-            "Refused because full (429), by tenant and workflow",
+            "Refused (429), by tenant and workflow",
             "percentunit",
-            (Query("{{tenant}} {{workflow}}", _ratio(_FULL, "tenant, workflow")),),
+            (Query("{{tenant}} {{workflow}}", _ratio(_REFUSED, "tenant, workflow")),),
         ),
         Panel(
             "Unavailable (503), by tenant and workflow",
@@ -356,7 +356,7 @@ RETRIES: Final = Dashboard(
             "Starts refused, by class",
             "ops",
             (
-                Query("429", _rate("admission_decisions_total", "", _FULL)),
+                Query("429", _rate("admission_decisions_total", "", _REFUSED)),
                 Query("503", _rate("admission_decisions_total", "", _UNAVAILABLE)),
             ),
         ),

@@ -16,6 +16,7 @@ from scripts.generate_dashboards import (
     ADMISSION,
     DASHBOARDS,
     NOT_SHOWN,
+    RETRIES,
     Dashboard,
     dashboard_json,
     file_of,
@@ -94,8 +95,20 @@ def test_refusals_are_shown_as_ratios_by_tenant_and_workflow() -> None:
     ratios = [
         expr for expr in _shown(ADMISSION) if "sum by (tenant, workflow)" in expr and " / " in expr
     ]
-    assert any("full" in expr for expr in ratios)
+    assert any("full|queue_full" in expr for expr in ratios)
     assert any("gate_unavailable" in expr for expr in ratios)
+
+
+def test_every_outcome_of_the_gate_is_shown_as_decided_refused_or_unavailable() -> None:
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    [row] = re.findall(r"^\| `outcome` \| (.*) \|$", page, re.MULTILINE)
+    decided = {"admitted", "queued", "replayed", "mismatch"}
+    asked: set[str] = set()
+    for panel in RETRIES.panels:
+        if panel.title == "Starts refused, by class":
+            for query in panel.queries:
+                asked |= set(re.findall(r'outcome=~"([^"]+)"', query.expr)[0].split("|"))
+    assert decided | asked == set(re.findall(r"`(\w+)`", row))
 
 
 def test_every_expression_can_be_parsed() -> None:
