@@ -130,6 +130,7 @@ def test_a_burst_that_breaks_a_promise(seen: Burst, expected: set[str]) -> None:
         (replace(SEEN, drift=1.0), {"drift"}),
         (replace(SEEN, counted={"SQLite": (7.0, 6.0)}), {"metrics_agree"}),
         (replace(SEEN, cells=(replace(CELL, runs=51),)), {"one_run_each"}),
+        (replace(SEEN, cells=(replace(CELL, admitted=0, runs=0),)), {"one_run_each"}),
         (replace(SEEN, isolation=(replace(QUIET, beside_s=(0.3,) * 20),)), {"other_tenant"}),
         (replace(SEEN, isolation=(replace(QUIET, refused=1),)), {"other_tenant"}),
         (replace(SEEN, isolation=(replace(IDLE, beside_s=(0.011,) * 20),)), {"other_tenant"}),
@@ -254,16 +255,22 @@ def test_what_a_busy_machine_answers_late_breaks_no_promise() -> None:
             with_split(*SWIFT.tries, refused("a", 40, 1, status=503, code="gate_unavailable")),
             {"gate_503"},
         ),
-        (with_split(A, B), {"gate_503"}),
+        # Nothing met the cut.
+        (with_split(A, B), {"gate_503", "never_open"}),
         (with_split(*SWIFT.tries[:3], admitted("b", 12.0)), {"never_open", "retry_after_honoured"}),
         (with_split(refused("a", 0, 2_006), *SWIFT.tries[1:]), {"retry_after_honoured"}),
         # The last caller is never admitted, neither with split policies nor with one.
         (
             replace(STORM, fleets=(NEVER, replace(NEVER, name=SPLIT), THRIFTY)),
-            {"admitted", "sooner_admitted", "sooner_done", "fewer_requests", "gate_503"},
+            {
+                *("admitted", "sooner_admitted", "sooner_done", "fewer_requests"),
+                *("gate_503", "never_open"),
+            },
         ),
         (replace(STORM, active={SPLIT: ((1.0, 10.0), (2.0, 11.0))}, cap=10), {"cap_held"}),
         (replace(STORM, active={SPLIT: ((1.0, 0.0),)}, cap=10), {"cap_held"}),
+        # No server ever said how many runs there are.
+        (replace(STORM, active={SPLIT: ()}, cap=10), {"cap_held"}),
     ],
 )
 def test_retries_that_break_a_promise(seen: RetrySeen, expected: set[str]) -> None:
@@ -299,7 +306,11 @@ def runs_of(risk: Risk, *finished_at: float) -> list[RunSeen]:
 STEADY = [float(second) for second in range(1, 25)]
 AROUND = [at for at in STEADY if not DARK[0] <= at < DARK[1] + 1]
 OPEN_RUNS = [*runs_of(Risk.LOW, *STEADY), *runs_of(Risk.STANDARD, *STEADY)]
-CLOSED_RUNS = [*runs_of(Risk.HIGH, *AROUND), *runs_of(Risk.CRITICAL, *AROUND)]
+PUT_OFF = [
+    RunSeen(risk=risk, status="succeeded", created_at=12.0, finished_at=21.0)
+    for risk in (Risk.HIGH, Risk.CRITICAL)
+]
+CLOSED_RUNS = [*runs_of(Risk.HIGH, *AROUND), *runs_of(Risk.CRITICAL, *AROUND), *PUT_OFF]
 FELL_BACK = {"low": (11.0, 19.0), "standard": (12.0, 20.5), "high": (), "critical": ()}
 OUTAGE = FallbackSeen(
     cuts=(DARK,),
@@ -341,8 +352,18 @@ def test_a_fallback_as_promised() -> None:
             {"open_go_on"},
         ),
         (
-            replace(OUTAGE, runs=(*OPEN_RUNS, *runs_of(Risk.HIGH, *STEADY))),
+            replace(OUTAGE, runs=(*OPEN_RUNS, *runs_of(Risk.HIGH, *STEADY), *PUT_OFF)),
             {"closed_stop"},
+        ),
+        # No run of one of these classes was started while the lock store was cut.
+        (replace(OUTAGE, runs=(*OPEN_RUNS, *CLOSED_RUNS[:-1])), {"closed_stop"}),
+        # None finished before the cut, so there is no rate to keep up.
+        (
+            replace(
+                OUTAGE,
+                runs=(*(run for run in OPEN_RUNS if (run.finished_at or 0) > 10), *CLOSED_RUNS),
+            ),
+            {"open_go_on"},
         ),
         (
             replace(OUTAGE, runs=(*OUTAGE.runs, replace(CLOSED_RUNS[0], finished_at=None))),
@@ -457,6 +478,12 @@ def test_renewals_that_break_a_promise(seen: RenewalSeen, expected: set[str]) ->
     assert broken(judge_renewal(seen)) == expected
 
 
+def test_a_failure_that_was_not_seen_is_named() -> None:
+    promises = judge_renewal(with_fenced(replace(FENCED, third_failure_at=None)))
+    [known] = [each for each in promises if each.id == "known_before_expiry"]
+    assert known.measured.endswith("; not seen in 1 of 1 hand-overs")
+
+
 # ── Lock busy ────────────────────────────────────────────────────────────────────────────────────
 
 STUCK = ArmSeen(
@@ -504,6 +531,7 @@ def test_busy_locks_as_promised() -> None:
         (with_jitter(replace(FREE, retries=0, buckets=0)), {"burst_lower"}),
         (with_jitter(replace(FREE, waits_s=(9.0,) * 20)), {"wait_lower"}),
         (with_jitter(replace(FREE, unfinished=1)), {"poison_untouched"}),
+        (with_jitter(replace(FREE, waits_s=(), unfinished=20)), {"poison_untouched", "wait_lower"}),
         (replace(CROWD, dead_letters=1), {"poison_untouched"}),
         (replace(CROWD, poison_failures=1), {"poison_untouched"}),
     ],

@@ -267,7 +267,7 @@ def _one_run_each(cells: Sequence[Cell]) -> Promise:
         id="one_run_each",
         says="no combination of wait budget and retry budget makes a second run for a key",
         measured=f"{runs} runs for {admitted} admitted callers in {len(cells)} combinations",
-        holds=not wrong,
+        holds=admitted > 0 and not wrong,
     )
 
 

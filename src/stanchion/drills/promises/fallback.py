@@ -131,7 +131,8 @@ def _open_go_on(seen: FallbackSeen) -> Promise:
     shares = {}
     for risk in OPEN:
         before = ratio(seen.finished([risk], 0.0, since), since)
-        shares[risk] = ratio(ratio(seen.finished([risk], since, until), until - since), before)
+        rate = ratio(seen.finished([risk], since, until), until - since)
+        shares[risk] = rate / before if before else 0.0
     return Promise(
         id="open_go_on",
         says="low and standard (fail open) keep finishing while the lock store is cut,"
@@ -143,11 +144,17 @@ def _open_go_on(seen: FallbackSeen) -> Promise:
 
 def _closed_stop(seen: FallbackSeen) -> Promise:
     finished = sum(seen.finished(CLOSED, since + CUT_GRACE_S, until) for since, until in seen.cuts)
+    # Of each class, in each cut: without any there was nothing to stop.
+    began = [
+        sum(run.risk is risk and since <= run.created_at < until for run in seen.runs)
+        for risk in CLOSED
+        for since, until in seen.cuts
+    ]
     return Promise(
         id="closed_stop",
         says="high and critical (fail closed) do not move while the lock store is cut",
-        measured=f"{finished} finished",
-        holds=finished == 0,
+        measured=f"{finished} finished; {sum(began)} were started meanwhile",
+        holds=finished == 0 and all(began),
     )
 
 

@@ -99,7 +99,7 @@ def judge_lock_busy(seen: LockBusySeen) -> tuple[Promise, ...]:
             id="wait_lower",
             says="the p95 wait for a busy run is lower with jitter than with a fixed delay",
             measured=f"{seconds(waits[JITTER])} against {seconds(waits[FIXED])}",
-            holds=waits[JITTER] < waits[FIXED],
+            holds=bool(jitter.waits_s) and waits[JITTER] < waits[FIXED],
         ),
         Promise(
             id="poison_untouched",

@@ -140,12 +140,16 @@ def _known_in_time(rows: Sequence[HandOver]) -> Promise:
     slacks = [row.slack_s for row in rows if row.kind != "paused worker"]
     unknown = sum(slack is None for slack in slacks)
     least = min((slack for slack in slacks if slack is not None), default=0.0)
+    unseen = f"; not seen in {unknown} of {len(slacks)} hand-overs" if unknown else ""
     return Promise(
         id="known_before_expiry",
         says="the third failed renewal is known before the lease can have ended",
-        measured=f"{seconds(max(0.0, least))} before, at the least"
-        if least >= 0
-        else f"{seconds(-least)} too late",
+        measured=(
+            f"{seconds(max(0.0, least))} before, at the least"
+            if least >= 0
+            else f"{seconds(-least)} too late"
+        )
+        + unseen,
         holds=bool(slacks) and unknown == 0 and least > 0,
     )
 

@@ -157,7 +157,10 @@ def judge_retry(seen: RetrySeen) -> tuple[Promise, ...]:
 
 
 def _cap_held(seen: RetrySeen) -> Promise:
-    most = {name: max(count for _, count in points) for name, points in seen.active.items()}
+    most = {
+        name: max((count for _, count in points), default=0.0)
+        for name, points in seen.active.items()
+    }
     shown = ", ".join(f"{name} {count:.0f}" for name, count in most.items())
     return Promise(
         id="cap_held",
@@ -282,7 +285,7 @@ def _gate(fleets: Sequence[FleetSeen], since: float, until: float) -> list[Promi
             says="no request that is sent while the gate is cut is admitted before the cut ends:"
             " it never fails open",
             measured=f"{len(within)} of {sent} admitted",
-            holds=not within,
+            holds=sent > 0 and not within,
         ),
     ]
 
