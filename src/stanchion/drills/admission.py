@@ -31,12 +31,20 @@ from stanchion.drills.callers import DrillTenant, Sample, drill_tenant, waiting_
 from stanchion.drills.observe import (
     METRICS_OLD_S,
     LockCommands,
+    Metrics,
     late_timers,
     monitored,
     read_metrics,
+    read_whole_metrics,
 )
 from stanchion.drills.options import DrillOptions, Progress
-from stanchion.drills.processes import Deployment, start_program, started, starvation
+from stanchion.drills.processes import (
+    CouldNotRun,
+    Deployment,
+    start_program,
+    started,
+    starvation,
+)
 from stanchion.drills.promises.admission import (
     CAP,
     FEW_FLOOR_S,
@@ -118,6 +126,7 @@ _WHOLE: Final = {
         sweep_retries=(0, 25, 100),
     ),
 }
+_DRIFT: Final = "stanchion_slot_drift_total"
 _AGAINST: Final = _Plan(strategies=("atomic", FIXED, JITTER), sizes=(10, 50, 100))
 _AGAINST_QUICK: Final = _Plan(strategies=("atomic", JITTER), sizes=(10, 50))
 
@@ -168,12 +177,12 @@ async def _on_stack(
         if plan.sweep_waits_s:
             progress.next()
             cells = await _sweep(tenant, plan, chance)
-        metrics = await read_metrics(tenant)
+        metrics = await read_whole_metrics(tenant)
         return AdmissionSeen(
             bursts=(*seen.bursts, *bursts),
             isolation=(*seen.isolation, *isolation),
             cells=tuple(cells),
-            drift=seen.drift + metrics.sum("stanchion_slot_drift_total"),
+            drift=(seen.drift or 0.0) + metrics.sum(_DRIFT),
             counted={**seen.counted, stack: counted},
         )
 
@@ -306,6 +315,7 @@ def _pooled(rounds: Sequence[_Starts]) -> _Starts:
 
 
 _BURST_CALLERS, _BURST_EVERY_S, _QUIET_PER_S = 100, 1.0, 40.0
+_LOG_CHARS_MAX: Final = 2_000
 _NOISE_STARTS_S: Final = 0.7
 """A process needs so long before its first request."""
 
@@ -318,13 +328,13 @@ async def _beside(
     quiet_s: float,
     workflow: str | None,
 ) -> _Starts:
-    noise = None
+    noise, log = None, deployment.directory / "burst.log"
     if workflow is not None:
         noise = start_program(
             "stanchion.drills.programs",
             *("burst", ",".join(noisy.urls), noisy.name, workflow),
             *(str(_BURST_CALLERS), str(_BURST_EVERY_S), str(quiet_s + _NOISE_STARTS_S), "1"),
-            log=deployment.directory / "burst.log",
+            log=log,
             cwd=deployment.directory,
         )
         await asyncio.sleep(_NOISE_STARTS_S)
@@ -334,6 +344,9 @@ async def _beside(
         async with late_timers() as lags_s:
             samples = await quiet.paced(start, per_s=_QUIET_PER_S, seconds=quiet_s, chance=chance)
         after = [replica.processor_ns() for replica in deployment.replicas]
+        if noise is not None and noise.process.poll():
+            why = log.read_text(errors="replace")[-_LOG_CHARS_MAX:]
+            raise CouldNotRun(f"the process that sends the bursts failed:\n{why}")
         return _Starts(samples, max(map(starvation, before, after)), percentile(lags_s, 0.95))
     finally:
         if noise is not None:
@@ -434,15 +447,23 @@ async def _against(options: DrillOptions, progress: Progress) -> DrillResult:
         before = await read_metrics(tenant)
         bursts = await _bursts("deployment", tenant, plan, chance, None, pause_s=1.0)
         counted = await _counted(tenant, bursts)
-        drift = (await read_metrics(tenant)).sum("stanchion_slot_drift_total")
-        drift -= before.sum("stanchion_slot_drift_total")
+        after = await read_metrics(tenant)
     # One address may stand for several replicas, whose metrics are not all seen then.
     is_whole = counted[0] == counted[1]
+    drift = drift_between(before, after, is_whole=is_whole)
     return _result(
         AdmissionSeen(
             bursts=tuple(bursts), drift=drift, counted={"deployment": counted} if is_whole else {}
         )
     )
+
+
+def drift_between(before: Metrics, after: Metrics, *, is_whole: bool) -> float | None:
+    """Corrections of slots between two readings; ``None`` if not all replicas were read."""
+    drift = after.sum(_DRIFT) - before.sum(_DRIFT)
+    # Less than before: it was another replica, or one that was restarted.
+    is_known = is_whole and not before.silent and not after.silent and drift >= 0
+    return drift if is_known else None
 
 
 def _result(seen: AdmissionSeen) -> DrillResult:

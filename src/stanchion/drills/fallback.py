@@ -20,7 +20,14 @@ import msgspec
 from stanchion.core.json_value import JsonObject
 from stanchion.core.model import Risk
 from stanchion.drills.callers import DrillTenant, RawWorker, drill_tenant, one_job
-from stanchion.drills.observe import METRICS_OLD_S, Sampler, log_lines, sampled, time_of
+from stanchion.drills.observe import (
+    METRICS_OLD_S,
+    Sampler,
+    log_lines,
+    read_whole_metrics,
+    sampled,
+    time_of,
+)
 from stanchion.drills.options import DrillOptions, Progress
 from stanchion.drills.processes import Deployment, started
 from stanchion.drills.promises.fallback import (
@@ -222,7 +229,7 @@ async def _seen(
     for replica in deployment.replicas:
         for line in log_lines(replica.log, "run_lock_fallback"):
             fallbacks[line["risk"]].append(time_of(line["ts"]) - began)
-    last = sampler.seen[-1]
+    last = await read_whole_metrics(tenant)
     rises = sampler.last_rise(FALLBACKS)
     fences: dict[str, set[int]] = {}
     for finish in worker.finishes:

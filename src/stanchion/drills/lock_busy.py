@@ -27,7 +27,7 @@ from stanchion.drills.observe import (
     LockCommands,
     Metrics,
     monitored,
-    read_metrics,
+    read_whole_metrics,
     time_of,
 )
 from stanchion.drills.options import DrillOptions, Progress
@@ -97,7 +97,7 @@ async def lock_busy_drill(options: DrillOptions, progress: Progress) -> DrillRes
             for name in _KINDS:
                 progress.next()
                 rounds[name].append(await stage.arm(name, number))
-        metrics = await read_metrics(tenant)
+        metrics = await read_whole_metrics(tenant)
         failures = sum(
             replica.log.read_bytes().count(b'"inbox_entry_failed"')
             for replica in deployment.replicas
@@ -142,7 +142,7 @@ class _Stage:
         topic = f"drill-{_KINDS[name]}-{number}"
         await self._tenant.apply(topic, one_job(topic))
         jobs = await self._leased(topic)
-        before = self._last or await read_metrics(self._tenant)
+        before = self._last or await read_whole_metrics(self._tenant)
         await asyncio.sleep(_IN_FORCE_S)
         with _tapped(self._links) as delays_ms:
             async with self._rival([str(job["run_id"]) for job in jobs]):
@@ -151,7 +151,7 @@ class _Stage:
                 await self._wait(topic, self._plan.rival_s)
             await self._wait(topic, 10.0)
         await asyncio.sleep(METRICS_OLD_S)
-        self._last = after = await read_metrics(self._tenant)
+        self._last = after = await read_whole_metrics(self._tenant)
         rows = [row for row in await self._tenant.runs() if row["workflow_id"] == topic]
         ended = [time_of(str(row["finished_at"])) - began for row in rows if row["finished_at"]]
         burst = "stanchion_lock_busy_retry_burst"

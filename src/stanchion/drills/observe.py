@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +18,12 @@ import msgspec
 
 from stanchion.charts import Series
 from stanchion.drills.callers import DrillTenant
+from stanchion.drills.processes import CouldNotRun
 
 METRICS_OLD_S: Final = 1.2
 """A server renders its metrics once a second: what is read may be so old."""
+WHOLE_S_MAX: Final = 10.0
+"""How long a replica that does not answer is asked for its metrics again."""
 _LINE: Final = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? ([^ ]+)")
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _WORD: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
@@ -45,8 +49,10 @@ class MetricSample(msgspec.Struct, frozen=True):
 class Metrics:
     """The samples of all replicas at one moment."""
 
-    def __init__(self, at: float, samples: Sequence[MetricSample]) -> None:
+    def __init__(self, at: float, samples: Sequence[MetricSample], *, silent: int = 0) -> None:
         self.at = at
+        self.silent = silent
+        """How many replicas did not answer."""
         self._by_name: dict[str, list[MetricSample]] = defaultdict(list)
         for sample in samples:
             self._by_name[sample.name].append(sample)
@@ -76,7 +82,7 @@ def parse_metrics(text: str) -> list[MetricSample]:
 
 
 async def read_metrics(tenant: DrillTenant) -> Metrics:
-    """What the replicas count at the moment. One that does not answer counts as nothing."""
+    """What the replicas count at the moment. One that does not answer is ``silent``."""
     answers = await asyncio.gather(
         *(
             tenant.call("GET", "/metrics", replica=replica, timeout_s=5.0)
@@ -84,10 +90,23 @@ async def read_metrics(tenant: DrillTenant) -> Metrics:
         )
     )
     samples: list[MetricSample] = []
+    silent = 0
     for answer in answers:
-        if isinstance(answer.document, str):
+        if answer.status == HTTPStatus.OK and isinstance(answer.document, str):
             samples += parse_metrics(answer.document)
-    return Metrics(time.time(), samples)
+        else:
+            silent += 1
+    return Metrics(time.time(), samples, silent=silent)
+
+
+async def read_whole_metrics(tenant: DrillTenant, *, within_s: float = WHOLE_S_MAX) -> Metrics:
+    """What all replicas count at the moment. Raises ``CouldNotRun`` if some do not answer."""
+    until = time.monotonic() + within_s
+    while (metrics := await read_metrics(tenant)).silent:
+        if time.monotonic() >= until:
+            raise CouldNotRun(f"{metrics.silent} of {len(tenant.urls)} do not answer /metrics")
+        await asyncio.sleep(_SAMPLE_EVERY_S)
+    return metrics
 
 
 class Sampler:
@@ -148,6 +167,8 @@ class LockCommands:
 
     def __init__(self) -> None:
         self.seen: list[LockCommand] = []
+        self.ended = asyncio.Event()
+        """Set when the lock server shows no more commands."""
 
     def attempts(self, name: str, *, since: float = 0.0) -> list[float]:
         """When this lock was asked for."""
@@ -182,25 +203,32 @@ def parse_lock_command(line: bytes) -> LockCommand | None:
 
 @asynccontextmanager
 async def monitored(port: int) -> AsyncIterator[LockCommands]:
-    """Watch a lock server of the drill's own with MONITOR while the block lasts."""
+    """Watch a lock server of the drill's own with MONITOR while the block lasts.
+
+    Raises ``CouldNotRun`` at its end if commands can have been missed.
+    """
     commands = LockCommands()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=_BUFFER_BYTES)
     writer.write(b"MONITOR\r\n")
     await reader.readline()
 
     async def follow() -> None:
-        while line := await reader.readline():
-            command = parse_lock_command(line)
-            if command is not None:
-                commands.seen.append(command)
+        try:
+            while line := await reader.readline():
+                command = parse_lock_command(line)
+                if command is not None:
+                    commands.seen.append(command)
+        finally:
+            commands.ended.set()
 
     task = asyncio.create_task(follow(), name="monitor locks")
     try:
         yield commands
+        if commands.ended.is_set():
+            raise CouldNotRun("the lock server ended MONITOR: not all commands on locks were seen")
     finally:
         task.cancel()
-        with suppress(asyncio.CancelledError, OSError):
-            await task
+        await asyncio.gather(task, return_exceptions=True)
         writer.close()
 
 

@@ -30,7 +30,7 @@ from stanchion.drills.observe import (
     LockCommands,
     log_lines,
     monitored,
-    read_metrics,
+    read_whole_metrics,
     time_of,
 )
 from stanchion.drills.options import DrillOptions, Progress
@@ -166,7 +166,7 @@ class _Stage:
 
     async def seen(self) -> RenewalSeen:
         await asyncio.sleep(METRICS_OLD_S)
-        metrics = await read_metrics(self._tenant)
+        metrics = await read_whole_metrics(self._tenant)
         runs, unfinished, twice = self._paused
         return RenewalSeen(
             hand_overs=tuple(self._hand_overs),

@@ -118,7 +118,8 @@ class AdmissionSeen(msgspec.Struct, frozen=True, kw_only=True):
     bursts: tuple[Burst, ...]
     isolation: tuple[Isolation, ...] = ()
     cells: tuple[Cell, ...] = ()
-    drift: float = 0.0
+    drift: float | None = 0.0
+    """Corrections of slots; ``None`` if the metrics of some replicas were not read."""
     counted: Mapping[str, tuple[float, float]] = {}
     """Admissions by stack: as the servers' metrics counted them, and as callers were told."""
 
@@ -137,14 +138,15 @@ def judge_admission(seen: AdmissionSeen) -> tuple[Promise, ...]:
         promises.append(_isolated(seen.isolation))
     if seen.cells:
         promises.append(_one_run_each(seen.cells))
-    promises.append(
-        Promise(
-            id="drift",
-            says="slots counted and runs unfinished never differ",
-            measured=f"{seen.drift:.0f} corrections",
-            holds=seen.drift == 0,
+    if seen.drift is not None:
+        promises.append(
+            Promise(
+                id="drift",
+                says="slots counted and runs unfinished never differ",
+                measured=f"{seen.drift:.0f} corrections",
+                holds=seen.drift == 0,
+            )
         )
-    )
     if seen.counted:
         wrong = [stack for stack, (metric, told) in seen.counted.items() if metric != told]
         pairs = ", ".join(

@@ -1,0 +1,129 @@
+"""What drills measure is really there: a figure that could not be read is not taken for zero."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from stanchion.drills import admission
+from stanchion.drills.admission import drift_between
+from stanchion.drills.callers import DrillTenant, Sample
+from stanchion.drills.observe import (
+    Metrics,
+    monitored,
+    parse_metrics,
+    read_metrics,
+    read_whole_metrics,
+)
+from stanchion.drills.processes import ChildProcess, CouldNotRun, Deployment, ServerProcess
+from stanchion.drills.promises.admission import AdmissionSeen, judge_admission
+from tests.drills.test_judging import GOOD
+
+SOON_S = 5.0
+
+
+class Replicas(DrillTenant):
+    """A tenant of replicas that answer each call with one of these."""
+
+    def __init__(self, *answers: tuple[int, Any]) -> None:
+        super().__init__(["http://127.0.0.1:9"] * len(answers), "drill-x")
+        self._answers = answers
+
+    async def call(
+        self,
+        method: str,  # noqa: ARG002 - the answer is the same to all
+        path: str,  # noqa: ARG002
+        body: object = None,  # noqa: ARG002
+        *,
+        key: str | None = None,  # noqa: ARG002
+        replica: int | None = None,
+        timeout_s: float = SOON_S,  # noqa: ARG002
+    ) -> Sample:
+        status, document = self._answers[replica or 0]
+        return Sample(at=0.0, took_s=0.0, status=status, document=document)
+
+
+async def test_metrics_that_a_replica_did_not_give_are_not_zero() -> None:
+    page = "stanchion_slot_drift_total 0.0\n"
+    assert (await read_metrics(Replicas((200, page), (200, page)))).silent == 0
+    for deaf in ((0, ""), (401, {"code": "unauthorized"}), (404, "<html>"), (503, "overloaded")):
+        replicas = Replicas((200, page), deaf)
+        assert (await read_metrics(replicas)).silent == 1
+        with pytest.raises(CouldNotRun, match="do not answer /metrics"):
+            await read_whole_metrics(replicas, within_s=0.0)
+
+
+def drifted(number: float, *, silent: int = 0) -> Metrics:
+    return Metrics(0.0, parse_metrics(f"stanchion_slot_drift_total {number}"), silent=silent)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_whole", "expected"),
+    [
+        (drifted(2), drifted(2), True, 0.0),
+        (drifted(2), drifted(3), True, 1.0),
+        (drifted(2), drifted(2), False, None),
+        (drifted(2, silent=1), drifted(2), True, None),
+        (drifted(2), drifted(2, silent=1), True, None),
+        # Another replica behind the same address.
+        (drifted(2), drifted(0), True, None),
+    ],
+)
+def test_drift_is_judged_only_if_the_metrics_of_all_replicas_were_read(
+    before: Metrics, after: Metrics, is_whole: bool, expected: float | None
+) -> None:
+    drift = drift_between(before, after, is_whole=is_whole)
+    assert drift == expected
+    promises = judge_admission(AdmissionSeen(bursts=(GOOD,), drift=drift))
+    assert [each.holds for each in promises if each.id == "drift"] == (
+        [] if expected is None else [expected == 0]
+    )
+
+
+async def test_a_monitor_that_the_lock_server_ended_is_an_error() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"+OK\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    watching = monitored(port)
+    async with asyncio.timeout(SOON_S):
+        commands = await watching.__aenter__()
+        await commands.ended.wait()
+        with pytest.raises(CouldNotRun, match="MONITOR"):
+            await watching.__aexit__(None, None, None)
+    server.close()
+
+
+async def test_bursts_whose_process_fails_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def none(*_words: object, **_options: object) -> list[Sample]:
+        return []
+
+    def failing(*_words: object, log: Path, **_options: object) -> ChildProcess:
+        words = [sys.executable, "-c", "raise SystemExit('no noise')"]
+        with log.open("wb") as sink:
+            process = subprocess.Popen(words, stderr=sink)
+        process.wait()
+        return ChildProcess(process)
+
+    replica = ServerProcess(port=0, flags=(), settings={}, log=tmp_path / "replica.log")
+    monkeypatch.setattr(replica, "processor_ns", lambda: (0, 0))
+    deployment = Deployment(replicas=(replica,), directory=tmp_path)
+    quiet, noisy = Replicas((200, {})), Replicas((200, {}))
+    monkeypatch.setattr(quiet, "paced", none)
+    monkeypatch.setattr(admission, "start_program", failing)
+    monkeypatch.setattr(admission, "_NOISE_STARTS_S", 0.0)
+    with pytest.raises(CouldNotRun, match="no noise"):
+        await admission._beside(  # noqa: SLF001 - what the drill calls between its servers
+            quiet, noisy, Random(1), deployment, 1.0, "hold"
+        )
