@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
-from stanchion.drills import admission
+from stanchion.drills import admission, callers
 from stanchion.drills.admission import drift_between
-from stanchion.drills.callers import DrillTenant, Sample
+from stanchion.drills.callers import DrillTenant, Sample, drill_tenant
 from stanchion.drills.observe import (
     Metrics,
     monitored,
@@ -23,6 +25,7 @@ from stanchion.drills.observe import (
 )
 from stanchion.drills.processes import ChildProcess, CouldNotRun, Deployment, ServerProcess
 from stanchion.drills.promises.admission import AdmissionSeen, judge_admission
+from stanchion.sim import loop
 from tests.drills.test_judging import GOOD
 
 SOON_S = 5.0
@@ -127,3 +130,76 @@ async def test_bursts_whose_process_fails_are_an_error(
         await admission._beside(  # noqa: SLF001 - what the drill calls between its servers
             quiet, noisy, Random(1), deployment, 1.0, "hold"
         )
+
+
+# ── Leaving nothing behind ───────────────────────────────────────────────────────────────────────
+
+
+class Deployed(DrillTenant):
+    """A tenant whose one run ends only after some cancels; ``None`` for a server that is silent."""
+
+    cancels_left: int | None = 3
+    deleted = 0
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,  # noqa: ARG002
+        *,
+        key: str | None = None,  # noqa: ARG002
+        replica: int | None = None,  # noqa: ARG002
+        timeout_s: float = SOON_S,
+    ) -> Sample:
+        if self.cancels_left is None and method != "PUT":
+            await asyncio.sleep(timeout_s)
+            return Sample(at=0.0, took_s=timeout_s, status=0)
+        if path.endswith("/cancel"):
+            assert self.cancels_left is not None
+            self.cancels_left -= 1
+        self.deleted += method == "DELETE"
+        status = "waiting" if self.cancels_left else "cancelled"
+        runs = {"runs": [{"run_id": "r", "status": status}], "cursor": None}
+        return Sample(at=0.0, took_s=0.0, status=200, document=runs)
+
+
+Removed: TypeAlias = Callable[[int | None, str | None], tuple[Deployed, float]]
+
+
+@pytest.fixture
+def removed(monkeypatch: pytest.MonkeyPatch) -> Removed:
+    """Use and remove a tenant that takes so many cancels; it, and the virtual seconds it took."""
+
+    def use(cancels: int | None, error: str | None) -> tuple[Deployed, float]:
+        async def main() -> tuple[Deployed, float]:
+            tenant = Deployed(["http://127.0.0.1:9"], "drill-x")
+            tenant.cancels_left = cancels
+            monkeypatch.setattr(callers, "DrillTenant", lambda *_words, **_options: tenant)
+            since = asyncio.get_running_loop().time()
+            with pytest.raises(CouldNotRun, match=error) if error else nullcontext():
+                async with drill_tenant(tenant.urls, "x", is_removed=True):
+                    if error == "401":
+                        raise CouldNotRun("PUT was answered 401")
+                    await tenant.configure(max_concurrent_runs=1)
+            return tenant, asyncio.get_running_loop().time() - since
+
+        return loop.run(main())
+
+    return use
+
+
+def test_the_tenant_of_a_drill_is_removed_once_its_busy_runs_are_cancelled(
+    removed: Removed,
+) -> None:
+    tenant, _ = removed(12, None)
+    assert (tenant.cancels_left, tenant.deleted) == (0, 1)
+
+
+def test_a_tenant_that_is_left_behind_is_named_in_time(removed: Removed) -> None:
+    _, took_s = removed(None, r"left behind .* stanchion tenant delete drill-x$")
+    assert took_s < 30
+
+
+def test_a_tenant_of_which_nothing_was_stored_is_not_removed(removed: Removed) -> None:
+    tenant, took_s = removed(None, "401")
+    assert (tenant.deleted, took_s) == (0, 0)

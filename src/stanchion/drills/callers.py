@@ -26,6 +26,9 @@ from stanchion.transport.messages import AsyncByteStream, HttpReply, NoReply, Re
 ANSWER_S_MAX: Final = 30.0
 _OK: Final = 200
 _WORKER_JOBS_MAX: Final = 8
+_CANCELS_MAX: Final = 20
+_CANCEL_EVERY_S: Final = 0.25
+_REMOVE_S_MAX: Final = 20.0
 _ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "timed_out"})
 
 
@@ -62,6 +65,8 @@ class DrillTenant:
             headers.append(("Authorization", f"Bearer {api_key}"))
         self._headers = tuple(headers)
         self._next = 0
+        self.has_changed = False
+        """Whether something of it is stored: without that there is nothing to remove."""
 
     async def close(self) -> None:
         for way in self._ways:
@@ -109,6 +114,7 @@ class DrillTenant:
                 where = ", ".join(self.urls)
                 raise CouldNotRun(f"no server answers at {where}: check the URL and the server")
             raise CouldNotRun(f"{method} {path} was answered {sample.status}: {sample.document}")
+        self.has_changed = self.has_changed or method != "GET"
         return sample.document
 
     # ── What drills ask for ─────────────────────────────────────────────────────────────────────
@@ -202,10 +208,13 @@ class DrillTenant:
 
     async def cancel_all(self) -> None:
         """End every unfinished run, so that the tenant's slots are free."""
-        for _ in range(10):
+        for number in range(_CANCELS_MAX):
             left = await self.unfinished()
             if not left:
                 return
+            if number:
+                # A busy run is cancelled when its lease is free, a refused request later.
+                await asyncio.sleep(_CANCEL_EVERY_S)
             for begin in range(0, len(left), 50):
                 batch = left[begin : begin + 50]
                 await asyncio.gather(
@@ -227,10 +236,30 @@ async def drill_tenant(
     try:
         yield tenant
     finally:
-        if is_removed:
+        try:
+            if is_removed and tenant.has_changed:
+                await _remove(tenant)
+        finally:
+            await tenant.close()
+
+
+async def _remove(tenant: DrillTenant) -> None:
+    """Raises ``CouldNotRun`` if the deployment does not allow it, or not in time."""
+    why = ""
+    try:
+        async with asyncio.timeout(_REMOVE_S_MAX):
             await tenant.cancel_all()
             await tenant.expect("DELETE", f"/v1/admin/tenants/{tenant.name}")
-        await tenant.close()
+    except TimeoutError:
+        why = f"not within {_REMOVE_S_MAX:g} s"
+    except CouldNotRun as error:
+        why = str(error)
+    if why:
+        raise CouldNotRun(
+            f"the drill's tenant is left behind ({why}); cancel its runs and remove it:"
+            f" stanchion bulk start cancel --all --tenant {tenant.name};"
+            f" stanchion tenant delete {tenant.name}"
+        )
 
 
 class JobFinish(msgspec.Struct, frozen=True, kw_only=True):
