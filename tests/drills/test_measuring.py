@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
@@ -25,7 +26,9 @@ from stanchion.drills.observe import (
 )
 from stanchion.drills.processes import ChildProcess, CouldNotRun, Deployment, ServerProcess
 from stanchion.drills.promises.admission import AdmissionSeen, judge_admission
+from stanchion.drills.retry import _RecordingTransport
 from stanchion.sim import loop
+from stanchion.transport.messages import HttpReply, Request
 from tests.drills.test_judging import GOOD
 
 SOON_S = 5.0
@@ -130,6 +133,41 @@ async def test_bursts_whose_process_fails_are_an_error(
         await admission._beside(  # noqa: SLF001 - what the drill calls between its servers
             quiet, noisy, Random(1), deployment, 1.0, "hold"
         )
+
+
+NO_DOCUMENTS = [b"<html>502 Bad Gateway</html>", b"[]", b"", b'{"code": "\xff"}']
+
+
+@pytest.mark.parametrize("body", NO_DOCUMENTS)
+async def test_an_answer_that_is_no_document_is_recorded_and_passed_on(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # From a load balancer in front of a deployment in use.
+    answer = HttpReply(status=502, headers={"retry-after": "1"}, body=body)
+
+    async def send(_request: Request) -> HttpReply:
+        return answer
+
+    recording = _RecordingTransport("http://127.0.0.1:9", 0.0, hides_retry_after=True)
+    monkeypatch.setattr(recording, "_inner", SimpleNamespace(send=send))
+    request = Request(name="start", method="POST", path="/", timeout_s=1.0, is_repeatable=True)
+    outcome = await recording.send(request)
+    assert isinstance(outcome, HttpReply)
+    assert (outcome.status, outcome.body, outcome.headers) == (502, body, {})
+    assert [(each.status, each.code) for each in recording.tries] == [(502, None)]
+
+
+@pytest.mark.parametrize("body", NO_DOCUMENTS)
+async def test_an_answer_that_is_no_document_has_no_code(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def send(_request: Request) -> HttpReply:
+        return HttpReply(status=502, headers={}, body=body)
+
+    tenant = DrillTenant(["http://127.0.0.1:9"], "drill-x")
+    monkeypatch.setattr(tenant, "_ways", [SimpleNamespace(send=send)])
+    sample = await tenant.call("GET", "/v1/tenant")
+    assert (sample.status, sample.code) == (502, None)
 
 
 # ── Leaving nothing behind ───────────────────────────────────────────────────────────────────────

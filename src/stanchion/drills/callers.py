@@ -376,7 +376,7 @@ def _sample(
     if not isinstance(outcome, HttpReply):
         return Sample(at=at, took_s=took_s, status=0, key=key, replica=replica)
     document: Any = None
-    with suppress(msgspec.DecodeError):
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
         document = msgspec.json.decode(outcome.body)
     told = document if isinstance(document, dict) else {}
     return Sample(

@@ -307,7 +307,12 @@ class _RecordingTransport:
         if not isinstance(outcome, HttpReply):
             self.tries.append(Try(key=key, at=at, answered_at=answered_at, status=0))
             return outcome
-        told: dict[str, Any] = msgspec.json.decode(outcome.body)
+        document: Any = None
+        with suppress(
+            msgspec.DecodeError, UnicodeDecodeError
+        ):  # not our server's, but that of a proxy before it
+            document = msgspec.json.decode(outcome.body)
+        told: dict[str, Any] = document if isinstance(document, dict) else {}
         self.tries.append(
             Try(
                 key=key,
@@ -322,7 +327,7 @@ class _RecordingTransport:
         if not self._hides:
             return outcome
         headers = {name: text for name, text in outcome.headers.items() if name != "retry-after"}
-        body = msgspec.json.encode({**told, "retry_after_ms": None})
+        body = msgspec.json.encode({**told, "retry_after_ms": None}) if told else outcome.body
         return replace(outcome, headers=headers, body=body)
 
     async def close(self) -> None:
