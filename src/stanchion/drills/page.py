@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Final
@@ -33,6 +34,8 @@ def write_report(report: Report, charts: Sequence[Chart], out: Path) -> Path:
     document = msgspec.json.format(msgspec.json.encode(report), indent=2)
     (folder / "report.json").write_bytes(document + b"\n")
     (folder / "charts.json").write_bytes(msgspec.json.encode(tuple(charts)) + b"\n")
+    for old in folder.glob("chart-*.svg"):
+        old.unlink()
     for number, chart in enumerate(charts, 1):
         (folder / f"chart-{number}.svg").write_text(svg_of(chart) + "\n", encoding="utf-8")
     page = folder / "index.html"
@@ -42,8 +45,11 @@ def write_report(report: Report, charts: Sequence[Chart], out: Path) -> Path:
 
 def write_index(out: Path) -> Path:
     """Write ``index.html`` over every report in the directory; the path of the page."""
-    found = sorted(out.glob("*/report.json"))
-    reports = [msgspec.json.decode(path.read_bytes(), type=Report) for path in found]
+    reports = []
+    for path in sorted(out.glob("*/report.json")):
+        # Another program may keep reports in the same directory.
+        with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            reports.append(msgspec.json.decode(path.read_bytes(), type=Report))
     order = list(TITLES)
     reports.sort(key=lambda each: order.index(each.drill) if each.drill in order else len(order))
     passed = sum(report.verdict == "pass" for report in reports)
@@ -81,6 +87,9 @@ def _page(report: Report, charts: Sequence[Chart]) -> str:
     settings = json.dumps(report.environment.get("settings", {}), indent=2, ensure_ascii=False)
     command = str(report.environment.get("command", ""))
     repeat = f"stanchion drill {report.drill} --seed {report.seed}"
+    against = report.environment.get("against")
+    if against:
+        repeat += f" --against {against}"
     if report.environment.get("quick"):
         repeat += " --quick"
     body = "".join(

