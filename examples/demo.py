@@ -7,6 +7,8 @@ responses, and stops both. It removes its files.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -202,8 +204,9 @@ class Api:
 @contextmanager
 def server(data: Path) -> Iterator[str]:
     """Run a server in one process, on a free port."""
-    log = data / "server.log"
-    arguments = ["serve", "--port", "0", "--data-dir", str(data)]
+    log, config = data / "server.log", data / "stanchion.toml"
+    config.touch()  # in place of one of yours
+    arguments = ["serve", "--port", "0", "--data-dir", str(data), "--config", str(config)]
     with process(arguments, log) as serving:
         ends = time.monotonic() + PATIENCE_S
         while time.monotonic() < ends and serving.poll() is None:
@@ -224,13 +227,15 @@ def worker(data: Path, url: str) -> Iterator[None]:
 
 @contextmanager
 def process(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command and stop it at the end with a signal."""
+    """Run a command without your settings, and stop it at the end with a signal."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STANCHION_")}
     with log.open("wb") as out:
         started = subprocess.Popen(  # noqa: S603 - our own command, with arguments of our own
             [sys.executable, "-m", "stanchion", *arguments],
             stdout=out,
             stderr=out,
             cwd=HERE.parent,
+            env=kept,
         )
     try:
         yield started
@@ -249,4 +254,9 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # As for Ctrl-C: leave the blocks above, which stop the processes and remove the files.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

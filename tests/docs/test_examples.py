@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 
@@ -60,6 +64,46 @@ def test_the_demo_admits_two_of_ten_and_finishes_what_it_admitted() -> None:
     assert "approved by a person, succeeded" in printed
     assert "Both slots are free again: the next start is answered 200." in printed
     assert max(map(len, printed.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
+)
+def test_a_demo_that_is_stopped_stops_its_server_and_removes_its_files(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-u", "examples/demo.py"],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        assert demo.stdout is not None
+        said = next(line for line in demo.stdout if line.startswith("A server on SQLite at "))
+        url = said.split()[5].rstrip(",")
+        demo.send_signal(number)
+        _, errors = demo.communicate(timeout=60)
+    assert (demo.returncode, errors) == (code, "")
+    with pytest.raises(URLError):
+        urlopen(f"{url}/livez", timeout=5).close()  # noqa: S310 - of 127.0.0.1
+    assert list(scratch.iterdir()) == []
+
+
+def test_the_demo_uses_neither_the_settings_nor_the_store_of_its_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "mine.db"
+    monkeypatch.setenv("STANCHION_STORE", f"sqlite:{store}")
+    monkeypatch.setenv("STANCHION_LOG_FORMAT", "text")
+    monkeypatch.setenv("STANCHION_URL", "http://127.0.0.1:9")
+    (tmp_path / "stanchion.toml").write_text("port = 'none'\n", encoding="utf-8")
+    monkeypatch.setenv("STANCHION_CONFIG", str(tmp_path / "stanchion.toml"))
+    assert "approved by a person, succeeded" in run("demo.py")
+    assert not store.exists()
 
 
 def test_a_caller_gets_all_its_orders_through_a_tenant_that_is_full(url: str) -> None:
