@@ -111,7 +111,8 @@ async def test_dead_letters_of_runs_that_have_ended_are_not_replayed(house: Hous
     run_ids = await begin(house, 1)
     store = house.services.store
     async with asyncio.timeout(5):
-        while len((await store.list_dead_letters(None)).items) < 2:
+        # All three runs; the engine's own reconciler may be first, and gives a job back.
+        while len((await store.list_dead_letters(None)).items) < 3:
             await store.lease_jobs("w", [Topic("work")], max_jobs=9, ttl_ms=1)
             await store.expire_jobs(limit=10, max_deliveries=1)
     await house.ask("POST", f"/v1/runs/{run_ids[0]}/cancel")
