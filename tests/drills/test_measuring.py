@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -168,6 +169,20 @@ async def test_an_answer_that_is_no_document_has_no_code(
     monkeypatch.setattr(tenant, "_ways", [SimpleNamespace(send=send)])
     sample = await tenant.call("GET", "/v1/tenant")
     assert (sample.status, sample.code) == (502, None)
+
+
+def test_a_server_is_not_taken_for_another_one_at_its_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Another drill may have taken the port since it was found free: its server answers as well.
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = ServerProcess(
+            port=port, flags=(), settings={}, log=tmp_path / "log", program=("-c", "pass")
+        )
+        monkeypatch.setattr(server, "is_ready", lambda: True)
+        with pytest.raises(CouldNotRun, match=f"port {port} of this machine is taken"):
+            server.start()
 
 
 # ── Leaving nothing behind ───────────────────────────────────────────────────────────────────────

@@ -210,6 +210,16 @@ def free_port() -> int:
         return port
 
 
+def _check_free(port: int) -> None:
+    """Raises ``CouldNotRun``: otherwise whatever listens there would pass for the server."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server that is restarted
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise CouldNotRun(f"port {port} of this machine is taken: try again") from error
+
+
 # ── Valkey and NATS ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -418,6 +428,7 @@ class ServerProcess(ChildProcess):
 
     def start(self) -> None:
         """Start it, and wait until it says that it is ready."""
+        _check_free(self.port)
         with self.log.open("ab") as sink:
             self._process = spawn(
                 [
