@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from stanchion.drills import admission, callers
+from stanchion.drills import admission, callers, processes
 from stanchion.drills.admission import drift_between
 from stanchion.drills.callers import DrillTenant, Sample, drill_tenant
 from stanchion.drills.observe import (
@@ -25,7 +25,14 @@ from stanchion.drills.observe import (
     read_metrics,
     read_whole_metrics,
 )
-from stanchion.drills.processes import ChildProcess, CouldNotRun, Deployment, ServerProcess
+from stanchion.drills.processes import (
+    ChildProcess,
+    CouldNotRun,
+    Deployment,
+    ServerProcess,
+    free_port,
+    running_valkey,
+)
 from stanchion.drills.promises.admission import AdmissionSeen, judge_admission
 from stanchion.drills.retry import _RecordingTransport
 from stanchion.sim import loop
@@ -183,6 +190,15 @@ def test_a_server_is_not_taken_for_another_one_at_its_port(
         monkeypatch.setattr(server, "is_ready", lambda: True)
         with pytest.raises(CouldNotRun, match=f"port {port} of this machine is taken"):
             server.start()
+
+
+def test_a_valkey_of_another_drill_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_valkey() as other:
+        ports = iter([other.port, free_port()])
+        monkeypatch.setattr(processes, "free_port", lambda: next(ports))
+        with running_valkey() as ours:
+            assert ours.port != other.port
+            assert ours.process.poll() is None
 
 
 # ── Leaving nothing behind ───────────────────────────────────────────────────────────────────────

@@ -210,14 +210,15 @@ def free_port() -> int:
         return port
 
 
-def _check_free(port: int) -> None:
-    """Raises ``CouldNotRun``: otherwise whatever listens there would pass for the server."""
+def _is_free(port: int) -> bool:
+    """Whether a server can listen there. If not, what does would pass for the server."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server that is restarted
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise CouldNotRun(f"port {port} of this machine is taken: try again") from error
+        except OSError:
+            return False
+    return True
 
 
 # ── Valkey and NATS ──────────────────────────────────────────────────────────────────────────────
@@ -322,8 +323,10 @@ def start_valkey(
 ) -> _ValkeyT:
     """Start a Valkey and wait until it answers. Options are written as for the command line."""
     for _ in range(_STARTS_MAX):
-        # Between finding a port and using it, another process may take it: then the server exits.
+        # Between finding a port and using it, another process may take it.
         chosen = port or free_port()
+        if port is None and not _is_free(chosen):
+            continue
         command = [
             str(binary),
             *("--bind", "127.0.0.1"),
@@ -348,6 +351,8 @@ def start_valkey(
 def _start_nats(options: Sequence[str], port: int | None) -> tuple[subprocess.Popen[bytes], int]:
     for _ in range(_STARTS_MAX):
         chosen = port or free_port()
+        if port is None and not _is_free(chosen):
+            continue
         command = [str(nats_binary()), *("--addr", "127.0.0.1"), *("--port", str(chosen)), *options]
         process = spawn(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         if _answers(process, chosen, asked=b"", expected=b"INFO"):
@@ -428,7 +433,8 @@ class ServerProcess(ChildProcess):
 
     def start(self) -> None:
         """Start it, and wait until it says that it is ready."""
-        _check_free(self.port)
+        if not _is_free(self.port):
+            raise CouldNotRun(f"port {self.port} of this machine is taken: try again")
         with self.log.open("ab") as sink:
             self._process = spawn(
                 [
