@@ -61,6 +61,7 @@ test: check-and-collect browser promtool test-core test-timed test-rest ## all c
 .PHONY: check-and-collect
 check-and-collect: $(READY)
 	@$(BIN)/python -m pytest --quiet --collect-only tests >/dev/null 2>&1 & collecting=$$!; \
+	    trap 'kill $$collecting 2>/dev/null || :' EXIT; \
 	    make check; \
 	    wait $$collecting || { $(BIN)/python -m pytest --quiet --collect-only tests; exit 1; }
 
