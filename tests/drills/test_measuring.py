@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -272,3 +272,22 @@ def test_a_tenant_that_is_left_behind_is_named_in_time(removed: Removed) -> None
 def test_a_tenant_of_which_nothing_was_stored_is_not_removed(removed: Removed) -> None:
     tenant, took_s = removed(None, "401")
     assert (tenant.deleted, took_s) == (0, 0)
+
+
+def test_every_tenant_that_is_left_behind_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(Deployed):
+        cancels_left: int | None = None
+
+    monkeypatch.setattr(callers, "DrillTenant", Silent)
+
+    async def main() -> None:
+        async with AsyncExitStack() as cleaning:
+            for purpose in ("one", "two"):
+                tenant = await cleaning.enter_async_context(
+                    drill_tenant(["http://127.0.0.1:9"], purpose, is_removed=True)
+                )
+                await tenant.configure(max_concurrent_runs=1)
+
+    with pytest.raises(CouldNotRun, match="drill-one-") as raised:
+        loop.run(main())
+    assert "drill-two-" in str(raised.value)

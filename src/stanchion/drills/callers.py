@@ -53,6 +53,18 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         return self.at + self.took_s
 
 
+class TenantsLeft(CouldNotRun):
+    """Tenants of a drill could not be removed from the deployment that it ran on."""
+
+    def __init__(self, names: tuple[str, ...], why: str) -> None:
+        self.names = names
+        commands = "; ".join(
+            f"stanchion bulk start cancel --all --tenant {name}; stanchion tenant delete {name}"
+            for name in names
+        )
+        super().__init__(f"tenants of the drill are left behind ({why}); remove them: {commands}")
+
+
 class DrillTenant:
     """One tenant of a deployment, and raw requests in its name."""
 
@@ -233,18 +245,22 @@ async def drill_tenant(
     deleted.
     """
     tenant = DrillTenant(urls, f"drill-{purpose}-{secrets.token_hex(3)}", api_key=api_key)
+    others: tuple[str, ...] = ()
     try:
         yield tenant
+    except TenantsLeft as error:
+        others = error.names
+        raise
     finally:
         try:
             if is_removed and tenant.has_changed:
-                await _remove(tenant)
+                await _remove(tenant, others)
         finally:
             await tenant.close()
 
 
-async def _remove(tenant: DrillTenant) -> None:
-    """Raises ``CouldNotRun`` if the deployment does not allow it, or not in time."""
+async def _remove(tenant: DrillTenant, others: tuple[str, ...]) -> None:
+    """Raises ``TenantsLeft`` if the deployment does not allow it, or not in time."""
     why = ""
     try:
         async with asyncio.timeout(_REMOVE_S_MAX):
@@ -255,11 +271,7 @@ async def _remove(tenant: DrillTenant) -> None:
     except CouldNotRun as error:
         why = str(error)
     if why:
-        raise CouldNotRun(
-            f"the drill's tenant is left behind ({why}); cancel its runs and remove it:"
-            f" stanchion bulk start cancel --all --tenant {tenant.name};"
-            f" stanchion tenant delete {tenant.name}"
-        )
+        raise TenantsLeft((*others, tenant.name), why)
 
 
 class JobFinish(msgspec.Struct, frozen=True, kw_only=True):
