@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from stanchion.core.budget import BudgetLimit, BudgetWindow
+from stanchion.core.events import CancelRequested
 from stanchion.core.model import Risk, TenantId, Topic
 from stanchion.core.queue_terms import OnFull
 from stanchion.core.retry import Fixed
@@ -303,3 +304,25 @@ async def test_the_counts_of_promoted_runs_begin_at_zero_when_a_tenant_queues(
     await asyncio.sleep(5)
     assert one.metric("queue_length", tenant=ACME) == 2
     assert one.metric("queue_wait_seconds_count", tenant=ACME) == 0
+
+
+@virtual
+@pytest.mark.parametrize("defect", [False, True])
+async def test_timers_that_cannot_be_fired_hold_up_no_events(
+    world: World, monkeypatch: pytest.MonkeyPatch, defect: bool
+) -> None:
+    one = world.add()
+    if defect:
+
+        async def broken(*, limit: int) -> None:
+            raise RuntimeError(f"one of {limit} rows is bad")
+
+        monkeypatch.setattr(world.store, "fire_timers", broken)
+    else:
+        one.store.always(Fault.ERROR, "fire_timers")
+    await world.define(ONE)
+    run_id = await world.start(one, "one")
+    # As by another replica that died before it applied the event.
+    await world.store.post(run_id, CancelRequested(actor="kim", reason=None), entry_id="cancel")
+    await asyncio.sleep(5)
+    assert (await world.run(run_id)).status == "cancelled"

@@ -121,6 +121,9 @@ class Relay:
                 except BackendError as error:
                     self._outage.failed(error)
                     more = self._is_behind = False
+                except Exception as error:  # noqa: BLE001 - one bad row must not stop the next looks
+                    self._outage.failed(repr(error))
+                    more = self._is_behind = False
                 else:
                     self._outage.worked()
                 if not more and not (self._is_behind and await self._has_room()):
@@ -130,26 +133,47 @@ class Relay:
                 task.cancel()
 
     async def relay(self) -> bool:
-        """Relay what is due now; return whether there may be more."""
-        has_turns = self._bus.has_turns
+        """Relay what is due now; return whether there may be more.
+
+        If timers cannot be fired, rows are relayed nevertheless, and the error is raised then.
+        """
         room = await self._room_for_timers()
         has_more = False
+        failed: Exception | None = None
+        try:
+            has_more = await self._fire(room)
+        except Exception as error:  # noqa: BLE001 - raised below
+            failed = error
+        has_more = await self._relay_rows(room, has_timers=has_more)
+        if failed is not None:
+            raise failed
+        return has_more
+
+    async def _fire(self, room: int) -> bool:
+        """Fire due timers; whether there may be more."""
         if room >= _HERE_MIN:
-            has_more = len(await self._outbox.fire_timers(limit=room)) == room
-        elif has_turns:
+            return len(await self._outbox.fire_timers(limit=room)) == room
+        if self._bus.has_turns:
             # The calls may be of other tenants than the timers, and have no end.
             await self._outbox.fire_timers(limit=_HERE_MIN)
-        is_here = (self._is_behind or has_more) and not has_turns
+        return False
+
+    async def _relay_rows(self, room: int, *, has_timers: bool) -> bool:
+        """Relay due rows; whether there may be more of them, or of the timers, and room for them.
+
+        ``has_timers``: whether more timers may be due.
+        """
+        is_here = (self._is_behind or has_timers) and not self._bus.has_turns
         free = (HERE_MAX if is_here else ROWS_MAX) - len(self._here)
         if free < (_HERE_MIN if is_here else 1):
             return False
         rows = await self._outbox.take_outbox(limit=free, hold_ms=HOLD_MS)
-        self._is_behind = has_more or len(rows) == free or room < _HERE_MIN
+        self._is_behind = has_timers or len(rows) == free or room < _HERE_MIN
         if is_here:
             self._handle_all_here(rows)
         elif rows:
             await self._publish(rows)
-        return has_more or len(rows) == free
+        return has_timers or len(rows) == free
 
     async def _room_for_timers(self) -> int:
         """How many timers may fire now. The others stay in the store, where tenants take turns."""
