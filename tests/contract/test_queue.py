@@ -20,7 +20,18 @@ from stanchion.core.admission import (
     Verdict,
 )
 from stanchion.core.events import CancelRequested, Promoted, TimerFired
-from stanchion.core.model import Instant, RunId, RunStatus, Stamp, TenantId, place_of
+from stanchion.core.json_value import JsonObject
+from stanchion.core.model import (
+    Instant,
+    Item,
+    ItemKey,
+    RunId,
+    RunStatus,
+    Stamp,
+    StepStatus,
+    TenantId,
+    place_of,
+)
 from stanchion.core.queue import (
     KEYS_COUNTED_MAX,
     PROMOTED_AT_ONCE_MAX,
@@ -551,6 +562,24 @@ async def test_a_waiting_rerun_keeps_steps_and_items(store: Store) -> None:
     assert items == wanted.transition.items
     assert jobs_of(wanted)
     assert await _end(store, first) == (wanted.run.id,)
+
+
+async def test_a_promoted_rerun_runs_the_items_that_it_does_not_keep(store: Store) -> None:
+    first = await _full(store)
+    given: JsonObject = {"items": ["a", "b", "c"]}
+    wanted = admission(
+        await store.now(), FOR_EACH, run_input=given, rerun_of=first, queue=QueueRequest()
+    )
+    assert wanted.before is not None
+    (step_id,) = wanted.run.steps
+    done = Item(status=StepStatus.SUCCEEDED, attempt=1, output="B")
+    before = replace(wanted.before, items={ItemKey(step_id, 1): done})
+    await store.admit(replace(wanted, before=before), within_ms=WITHIN_MS)
+    assert await _end(store, first) == (wanted.run.id,)
+    assert isinstance(await advance(store, FOR_EACH, wanted.run.id), Committed)
+    items = await store.load_items(wanted.run.id, {step_id: range(5)})
+    assert items[ItemKey(step_id, 1)] == done
+    assert sorted(each.job.item or 0 for each in await lease(store, max_jobs=5)) == [0, 2]
 
 
 async def test_racing_starts_and_ends_lose_no_run_and_no_slot(store: Store) -> None:

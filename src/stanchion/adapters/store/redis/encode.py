@@ -315,7 +315,7 @@ def _waiting(before: Run, constant: int) -> tuple[object, ...]:
     """The run as it would wait in the queue; ``constant``: how many words of its fields stay."""
     # The same as ``queued_run``, without making a run: every start comes through here.
     timeline = (to_json(queued_line(before)),)
-    if not before.steps:
+    if not before.steps and not before.items:
         return constant, _QUEUED, (), timeline, _QUEUE_TIMER
     fields = (*_QUEUED, *_steps(before.steps))  # of a rerun
     return constant, fields, encode_items(before.items), timeline, _QUEUE_TIMER
