@@ -388,3 +388,31 @@ def test_a_run_that_no_wait_makes_room_for_in_a_budget_fails(
         running.cancel()
 
     loop.run(main())
+
+
+def test_a_replica_that_acts_for_long_keeps_its_hold(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        pair = Pair(10**9)
+        run_ids = await pair.ended_runs()
+        first, second = pair.first.services.bulk, pair.second.services.bulk
+        reads, load = list[str](), pair.store.load
+
+        async def slow(run_id: RunId) -> Any:  # noqa: ANN401 - as the store has it
+            reads.append(run_id)
+            await asyncio.sleep(10)
+            return await load(run_id)
+
+        pair.store.load = slow  # type: ignore[method-assign] # a slow store
+        running = [asyncio.create_task(each.run()) for each in (first, second)]
+        begun = await first.create(replace(WANTED, action=BulkAction.CANCEL, rate_per_s=1_000))
+        assert isinstance(begun, BulkBegun)
+        await asyncio.sleep(60)
+        ended = await second.get(begun.bulk.id)
+        assert ended is not None
+        assert (ended.status, ended.done) == (BulkStatus.FINISHED, len(run_ids))
+        assert sorted(reads) == sorted(run_ids)
+        for task in running:
+            task.cancel()
+
+    loop.run(main())
+    assert "bulk_taken_over" not in {line.getMessage() for line in caplog.records}

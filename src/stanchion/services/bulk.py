@@ -489,9 +489,22 @@ class _Course:
             if not await self._advance(now):
                 return
             numbers = [number for number, at in self._due.items() if at <= now][:_AT_ONCE]
-            await asyncio.gather(*(self._act(number) for number in numbers))
+            await self._act_on(numbers)
             took_ms = self._service.moment_ms() - now
             await self._service.sleep(max(0.0, _TICK_S - took_ms / 1_000))
+
+    async def _act_on(self, numbers: Sequence[int]) -> None:
+        """Act on these runs, and extend the hold meanwhile: a run may have thousands of letters."""
+        acting = asyncio.gather(*(self._act(number) for number in numbers))
+        try:
+            while not (await asyncio.wait({acting}, timeout=_EXTENDED_MS / 1_000))[0]:
+                written = await self._service.write(self._bulk, self._revision)
+                if written is None:
+                    break  # it was stopped, or taken over: the next write finds out as well
+                self._bulk, self._revision = written
+            await acting
+        finally:
+            acting.cancel()
 
     async def _advance(self, now: int) -> bool:
         """Write outcomes and take the next runs; ``False`` if there is nothing more to do here."""
