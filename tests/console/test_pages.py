@@ -314,6 +314,22 @@ async def test_a_rerun_says_first_what_it_would_do(browser: Browser) -> None:
 
 
 @in_one_loop
+@pytest.mark.parametrize(
+    "key", ["\x1fschedule/nightly/1/1800000000000", "bulk 1 2", "kéy", "k" * 256]
+)
+async def test_a_form_cannot_use_a_key_that_the_api_refuses(browser: Browser, key: str) -> None:
+    """Those of schedules and bulk actions: a run that has one would be taken for theirs."""
+    run_id = await browser.house.start(key=ADMIN, tenant="keyed")
+    await browser.post(f"/console/runs/{run_id}/cancel", tenant="keyed")
+    form = {"tenant": "keyed", "key": key}
+    for path, more in ((f"runs/{run_id}/rerun", {}), ("workflows/one-step/start", {"input": "{}"})):
+        answer = await browser.post(f"/console/{path}", **form, **more)
+        assert (answer.status, "visible ASCII" in notice(answer)) == (422, True), path
+    listed = await browser.house.ask("GET", "/v1/runs", key=ADMIN, tenant="keyed")
+    assert {row["status"] for row in listed.json["runs"]} == {"cancelled"}
+
+
+@in_one_loop
 async def test_a_cap_is_changed_in_place_and_the_rest_is_kept(browser: Browser) -> None:
     config = {"max_concurrent_runs": 2, "job_rate_per_s": 5.0}
     put = await browser.house.ask("PUT", "/v1/admin/tenants/capped", config, key=ADMIN)

@@ -19,7 +19,13 @@ import msgspec
 from stanchion.core.model import RunId, TenantId
 from stanchion.gateway.auth import ANONYMOUS, TENANT_HEADER, authorised
 from stanchion.gateway.body import decoded, is_suspect, read_query
-from stanchion.gateway.endpoint import listed, note_refusal, parameter_pattern, parameter_wanted
+from stanchion.gateway.endpoint import (
+    checked_key,
+    listed,
+    note_refusal,
+    parameter_pattern,
+    parameter_wanted,
+)
 from stanchion.gateway.problems import Refusal, RequestRefused, invalid_member
 from stanchion.gateway.route import (
     PARAMETERS,
@@ -159,7 +165,7 @@ class Api:
             headers={} if named is None else {TENANT_HEADER: named},
             body_bytes=len(raw),
             is_suspect=is_suspect(raw),
-            idempotency_key=key if route.takes_key else None,
+            idempotency_key=checked_key(key.encode()) if key and route.takes_key else None,
             request_id=self._request_id,
         )
         is_list = "cursor" in (route.query or NoQuery).__struct_fields__

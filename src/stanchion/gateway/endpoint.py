@@ -322,10 +322,8 @@ class _RouteRunner:
     def _call(
         self, exchange: Exchange, caller: Caller, query: object, raw: bytes, body: object
     ) -> Call[Any, Any]:
-        key = exchange.headers.get(b"idempotency-key") if self._route.takes_key else None
-        if key is not None and _KEY.fullmatch(key) is None:
-            wrong = "must be 1 to 255 visible ASCII characters"
-            raise RequestRefused(invalid_member("Idempotency-Key", wrong))
+        given = exchange.headers.get(b"idempotency-key") if self._route.takes_key else None
+        key = None if given is None else checked_key(given)
         above = (
             None
             if telemetry.tracing is None
@@ -350,7 +348,7 @@ class _RouteRunner:
             body_bytes=len(raw),
             is_suspect=is_suspect(raw),
             headers=exchange.headers,
-            idempotency_key=None if key is None else key.decode("ascii"),
+            idempotency_key=key,
             request_id=exchange.request_id,
             traceparent=above,
         )
@@ -382,6 +380,17 @@ class _RouteRunner:
             },
         )
         return Refusal(code=Code.INTERNAL, detail="internal error; the log has the details")
+
+
+def checked_key(given: bytes) -> str:
+    """A caller's idempotency key. Raises ``RequestRefused``.
+
+    Keys with other characters are those of schedules and bulk actions, which no caller can use.
+    """
+    if _KEY.fullmatch(given) is None:
+        wrong = "must be 1 to 255 visible ASCII characters"
+        raise RequestRefused(invalid_member("Idempotency-Key", wrong))
+    return given.decode("ascii")
 
 
 async def send_large(state: GatewayState, exchange: Exchange, answer: EncodedAnswer) -> None:
