@@ -355,6 +355,7 @@ async def test_an_operators_word_on_the_escalation_is_in_force_when_answered(
     for wrong in (
         {"order": "clear", "expires_at": ends},
         {"order": "force_open", "expires_at": "2020-01-01T00:00:00Z"},
+        {"order": "force_open", "expires_at": "9999-12-31T23:59:59-05:00"},
     ):
         assert (await house.ask("POST", path, wrong)).json["errors"][0]["path"] == "expires_at"
     order = {"order": "force_closed", "reason": "maintenance", "expires_at": ends}

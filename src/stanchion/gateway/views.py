@@ -116,6 +116,10 @@ def to_instant(time: datetime) -> Instant:
     return Instant((time - _EPOCH) // timedelta(milliseconds=1))
 
 
+LAST_INSTANT: Final = to_instant(datetime.max.replace(tzinfo=UTC))
+"""The last time that an answer can show: with an offset, a time of the year 9999 may be later."""
+
+
 def when_if(instant: Instant | None) -> datetime | None:
     """The instant as a UTC time, if there is one."""
     return None if instant is None else when(instant)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Final
 
 from stanchion.core.budget import BudgetLimit, BudgetStanding, BudgetWindow
@@ -35,7 +34,7 @@ from stanchion.gateway.route import (
     RouteScope,
     RouteTable,
 )
-from stanchion.gateway.views import key_row, to_instant, when, wire_view
+from stanchion.gateway.views import LAST_INSTANT, key_row, to_instant, when, wire_view
 from stanchion.ports.records import Tenant, TenantStanding
 from stanchion.ports.store import Definitions
 from stanchion.services.log import log_event
@@ -222,10 +221,6 @@ _RESERVED_NAMES: Final = frozenset({"admin", "anonymous", "system", "worker"})
 """Names of Stanchion's own actors: no key may have one of them."""
 
 
-_LAST: Final = to_instant(datetime.max.replace(tzinfo=UTC))
-"""The last time that an answer can show: with an offset, a time of the year 9999 may be later."""
-
-
 @ROUTES.add(
     "POST /v1/admin/keys",
     ADMINS,
@@ -251,7 +246,7 @@ async def create_key(call: Call[CreateKey, NoQuery]) -> Reply | Refusal:
     expires_at = None if wanted.expires_at is None else to_instant(wanted.expires_at)
     if expires_at is not None and expires_at <= call.services.clock.now():
         return invalid_member("expires_at", "must be in the future")
-    if expires_at is not None and expires_at > _LAST:
+    if expires_at is not None and expires_at > LAST_INSTANT:
         return invalid_member("expires_at", "must be before the year 10000 in UTC")
     keys = call.state.keys
     if await keys.would_lock_out(

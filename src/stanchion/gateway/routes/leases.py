@@ -25,7 +25,7 @@ from stanchion.gateway.route import (
     RouteScope,
     RouteTable,
 )
-from stanchion.gateway.views import to_instant, when, wire_view
+from stanchion.gateway.views import LAST_INSTANT, to_instant, when, wire_view
 from stanchion.ports.errors import BackendError, sentence
 from stanchion.ports.locks import AcquireTooLate, Granted, Held, LockHolder, LockView
 from stanchion.services.lease_signals import UNLOCKED_PART, LeaseMark, LockWait, Unlocked
@@ -289,6 +289,8 @@ async def set_escalation(call: Call[SetEscalation, NoQuery]) -> Reply | Refusal:
         ends_at = to_instant(body.expires_at)
         if body.order == "clear" or ends_at <= call.services.clock.now():
             return invalid_member("expires_at", "must be later than now, and not for a clear")
+        if ends_at > LAST_INSTANT:
+            return invalid_member("expires_at", "must be before the year 10000 in UTC")
     await call.services.escalating.order(
         Order(body.order),
         actor=call.actor,
