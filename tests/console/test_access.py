@@ -74,6 +74,21 @@ async def test_over_tls_the_cookie_is_secure_and_bound_to_the_host(world: Consol
 
 
 @in_one_loop
+@pytest.mark.parametrize(
+    "other",
+    ['prefs={"theme":"dark"}', "path=/app", "a b=c", "list[1]=2", 'q="open', "é=1", "=", ""],
+)
+async def test_cookies_of_other_programs_do_not_hide_the_session(
+    world: ConsoleHouse, other: str
+) -> None:
+    browser = await world.browser(ADMIN)
+    own = f"stanchion-session={browser.cookies['stanchion-session']}"
+    for both in (f"{other}; {own}", f"{own}; {other}"):
+        answer = await world.house.ask("GET", "/console", headers=[("Cookie", both.encode())])
+        assert answer.status == 200, both
+
+
+@in_one_loop
 async def test_a_cookie_without_the_prefix_does_not_count_over_tls(world: ConsoleHouse) -> None:
     browser = await world.browser(ADMIN)
     plain = ("Cookie", f"stanchion-session={browser.cookies['stanchion-session']}")

@@ -17,7 +17,6 @@ import asyncio
 import hmac
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -42,12 +41,14 @@ _FIELDS_MAX: Final = 2_000
 
 
 def cookies(exchange: Exchange) -> dict[str, str]:
-    """The cookies of a request; none if they are malformed."""
-    try:
-        found = SimpleCookie(exchange.headers.get(b"cookie", b"").decode("latin-1"))
-    except CookieError:
-        return {}
-    return {name: morsel.value for name, morsel in found.items()}
+    """The cookies of a request.
+
+    Split as browsers write them: cookies of other programs on this host may have any form, and must
+    not hide those behind them, as a strict parser would let them.
+    """
+    text = exchange.headers.get(b"cookie", b"").decode("latin-1")
+    pairs = (each.partition("=") for each in text.split(";"))
+    return {name.strip(): value.strip() for name, sign, value in pairs if sign}
 
 
 def session_token(exchange: Exchange) -> str | None:
