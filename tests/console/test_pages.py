@@ -314,6 +314,21 @@ async def test_a_rerun_says_first_what_it_would_do(browser: Browser) -> None:
 
 
 @in_one_loop
+async def test_the_value_of_a_label_may_have_an_equals_sign_or_a_colon(browser: Browser) -> None:
+    await browser.house.start(key=ADMIN, tenant="marked")
+    path, typed = "/console/workflows/one-step/start", "filter:env=prod url=http://a"
+    form = {"tenant": "marked", "input": "{}"}
+    started = await browser.post(path, labels=typed, **form)
+    run_id = urlsplit(started.headers["location"]).path.rpartition("/")[2]
+    run = await browser.house.ask("GET", f"/v1/runs/{run_id}", key=ADMIN, tenant="marked")
+    assert run.json["labels"] == {"filter": "env=prod", "url": "http://a"}
+    listed = await browser.get("/console/runs?tenant=marked&label=filter%3Aenv%3Dprod")
+    assert run_id.encode() in listed.body
+    twice = await browser.post(path, labels="team:red team=blue", **form)
+    assert (twice.status, "team is given twice" in notice(twice)) == (422, True)
+
+
+@in_one_loop
 @pytest.mark.parametrize(
     "key", ["\x1fschedule/nightly/1/1800000000000", "bulk 1 2", "kéy", "k" * 256]
 )

@@ -71,9 +71,14 @@ class Form:
         return self._typed(name, typed_number)
 
     def labels(self, name: str) -> dict[str, str]:
-        """A field that holds labels: ``name:value`` or ``name=value``, separated by spaces."""
-        words = (each.replace("=", ":", 1) for each in self.get(name).split())
-        return dict(word.partition(":")[::2] for word in words)
+        """A field that holds labels, separated by spaces. Raises ``RequestRefused``."""
+        found: dict[str, str] = {}
+        for word in self.get(name).split():
+            label, _, value = label_of(word).partition(":")
+            if label in found:
+                raise RequestRefused(invalid_member(name, f"{label} is given twice"))
+            found[label] = value
+        return found
 
     def _typed(self, name: str, read: Callable[[str], _Typed]) -> _Typed | None:
         text = self.get(name).strip()
@@ -84,6 +89,11 @@ class Form:
 
     def __contains__(self, name: object) -> bool:
         return any(key == name for key, _ in self.pairs)
+
+
+def label_of(word: str) -> str:
+    """A label as ``name:value``, also if ``name=value`` was typed. The value may have both."""
+    return re.sub("[:=]", ":", word, count=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from stanchion.console.page import (
     Redirect,
     Shown,
     View,
+    label_of,
 )
 from stanchion.console.pages.approvals import DecisionForm, approvals_of, decide
 from stanchion.console.step_graph import GraphStep, StepKind, zoomable_graph
@@ -63,7 +64,7 @@ def wanted_runs(query: Form, now: Instant) -> dict[str, Any]:
     wanted: dict[str, Any] = {
         "status": [found for each in query.all("status") for found in GROUPS.get(each, (each,))],
         "workflow_id": query.get("workflow_id").strip(),
-        "label": [each.replace("=", ":", 1) for each in query.get("label").split()],
+        "label": [*map(label_of, query.get("label").split())],
         "rerun_of": query.get("rerun_of").strip(),
     }
     age_s = AGES.get(query.get("age"))
