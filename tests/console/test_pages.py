@@ -371,6 +371,12 @@ async def test_a_tenants_queue_is_changed_and_its_runs_lead_to_the_list(browser:
         assert (refused.status, notice(refused) != "") == (422, True), wrong
     done = await browser.post("/console/admission/queue?tenant=lined", **form)
     assert done.headers["location"].endswith("did=queue_changed")
+    board = "/console/admission?sort=tenant&tenant=lined"
+    for action in ("queue", "cap"):
+        sent = await browser.post(
+            board.replace("?", f"/{action}?"), tenant="lined", limit="1", **form
+        )
+        assert sent.headers["location"] == f"{board}&did={action}_changed"
     now = (await house.ask("GET", path, key=ADMIN)).json
     assert (now["on_full"], now["queue_max"], now["queue_wait_s"]) == ("queue", 3, 60)
     assert (now["max_concurrent_runs"], now["budgets"]) == (1, config["budgets"])

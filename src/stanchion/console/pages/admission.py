@@ -194,7 +194,7 @@ def _slots(view: View, tenant: str, runs: Sequence[RunRow]) -> list[TakenSlot]:
 async def change_cap(view: View) -> Redirect:
     """Change a tenant's cap."""
     await _change(view, max_concurrent_runs=view.form.integer("limit"))
-    return Redirect(f"{view.at('admission')}{view.query.with_(did=None)}", "cap_changed")
+    return Redirect(_here(view), "cap_changed")
 
 
 @PAGES.action("/admission/queue", "PUT /v1/admin/tenants/{tenant}", board)
@@ -209,7 +209,12 @@ async def change_queue(view: View) -> Redirect:
         on_full=view.form.get("on_full"),
         **numbers,
     )
-    return Redirect(f"{view.at('admission')}{view.query.with_(did=None)}", "queue_changed")
+    return Redirect(_here(view), "queue_changed")
+
+
+def _here(view: View) -> str:
+    """The board as it was looked at."""
+    return f"/console/admission{view.query.with_(did=None, tenant=view.tenant)}"
 
 
 async def _change(view: View, **changed: object) -> None:
