@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -108,6 +109,42 @@ async def test_a_bulk_action_on_everything_must_be_meant(
     assert begun.status == 303
     page = await browser.get(begun.headers["location"])
     assert (page.status, b"Bulk cancel" in page.body) == (200, True)
+
+
+@in_one_loop
+async def test_a_form_that_is_sent_twice_starts_its_runs_once(browser: Browser) -> None:
+    house = browser.house
+    old = await house.start(key=ADMIN, tenant="twice")
+    await house.ask("POST", f"/v1/runs/{old}/cancel", key=ADMIN, tenant="twice")
+    for name in ("first", "second"):
+        spec = {"workflow_id": "one-step", "every_s": 3600}
+        put = await house.ask("PUT", f"/v1/schedules/{name}", spec, key=ADMIN, tenant="twice")
+        assert put.status == 200, put.body
+
+    async def sent_twice(
+        page: str, path: str, fields: Mapping[str, str] = MappingProxyType({}), *, at: int = 0
+    ) -> set[str]:
+        shown = parsed((await browser.get(f"/console/{page}")).body)
+        keys = [each.attributes["value"] for each in shown if each.attributes.get("name") == "key"]
+        form = {"tenant": "twice", "key": keys[at], **fields}
+        answers = [await browser.post(f"/console/{path}", **form) for _ in range(2)]
+        assert {answer.status for answer in answers} == {303}
+        return {answer.headers["location"] for answer in answers}
+
+    chosen = {"run": f"twice/{old}", "verb": "rerun"}
+    await sent_twice("runs?tenant=twice", "runs?tenant=twice", chosen)
+    begun = await sent_twice("schedules?tenant=twice", "schedules/first/trigger")
+    # The same workflow with the same input, of the same page.
+    begun |= await sent_twice("schedules?tenant=twice", "schedules/second/trigger", at=1)
+    begun |= await sent_twice("schedules/first?tenant=twice", "schedules/first/trigger")
+    assert len(begun) == 3
+    listed = await house.ask("GET", "/v1/runs", key=ADMIN, tenant="twice")
+    assert len(listed.json["runs"]) == 1 + 4
+    counted = "bulk?tenant=twice&action=cancel&status=running&dry=1"
+    wanted = {"action": "cancel", "status": "running"}
+    assert len(await sent_twice(counted, "bulk", wanted)) == 1
+    bulks = await house.ask("GET", "/v1/bulk", key=ADMIN, tenant="twice")
+    assert len(bulks.json["bulks"]) == 1
 
 
 @in_one_loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Final
 
 from stanchion.console.page import DONE, Data, Form, Nav, PageTable, Redirect, View
@@ -128,6 +129,7 @@ async def show_bulks(view: View) -> Data:
         "dry": dry,
         "is_everything": is_everything,
         "may_act": view.api.allows(_BULK),
+        "key": secrets.token_hex(16),
     }
 
 
@@ -154,12 +156,12 @@ def _bulk_of(form: Form, now: Instant) -> JsonObject:
 
 @PAGES.action("/bulk", _BULK, show_bulks)
 async def start_bulk(view: View) -> Redirect:
-    """Begin a bulk action."""
+    """Begin a bulk action. Sending the form again begins no second one."""
     body = _bulk_of(view.form, view.now)
     if not body["filter"] and view.form.get("everything") != "yes":
         detail = "this would act on every run: name a filter, or confirm that all are meant"
         raise RequestRefused(Refusal(code=Code.INVALID_REQUEST, detail=detail))
-    begun = await view.api.send(_BULK, body=body)
+    begun = await view.api.send(_BULK, body=body, key=view.form.get("key") or None)
     return Redirect(view.at("bulk", begun.bulk_id), "bulk_begun")
 
 

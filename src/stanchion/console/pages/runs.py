@@ -93,6 +93,7 @@ async def list_runs(view: View) -> Data:
         "may_act": api.allows("POST /v1/runs/{run_id}/cancel"),
         "chosen": set(view.form.all("run")),
         "is_filtered": any(wanted.values()),
+        "key": view.form.get("key") or secrets.token_hex(16),
     }
 
 
@@ -401,8 +402,11 @@ def started(answer: StartAnswer | QueuedAnswer, did: str = "run_started") -> str
 
 @PAGES.action("/runs", "POST /v1/runs/{run_id}/cancel", list_runs)
 async def act_on_chosen(view: View) -> Redirect:
-    """Cancel or rerun the chosen runs, each by itself. Those that are refused are counted."""
-    verb, chosen = view.form.get("verb"), view.form.all("run")
+    """Cancel or rerun the chosen runs, each by itself. Those that are refused are counted.
+
+    Sending the form again starts no second rerun of any of them.
+    """
+    verb, chosen, once = view.form.get("verb"), view.form.all("run"), view.form.get("key")
     if verb not in _VERBS:
         raise RequestRefused(invalid_member("verb", "must be cancel or rerun"))
     if not 0 < len(chosen) <= _LIMIT:
@@ -412,7 +416,8 @@ async def act_on_chosen(view: View) -> Redirect:
         tenant, _, run_id = each.rpartition("/")
         try:
             name = f"POST /v1/runs/{{run_id}}/{verb}"
-            await view.api.of(tenant).send(name, {"run_id": run_id}, {})
+            key = f"{once}/{run_id}" if once else None
+            await view.api.of(tenant).send(name, {"run_id": run_id}, {}, key=key)
         except RequestRefused as error:
             refused.append(error)
     if len(refused) == len(chosen):

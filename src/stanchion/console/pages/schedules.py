@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +32,7 @@ async def list_schedules(view: View) -> Data:
         "schedules": page.schedules,
         "cursor": page.cursor,
         "may_change": view.api.allows(f"PUT {_PATH}"),
+        "key": secrets.token_hex(16),
     }
 
 
@@ -48,6 +50,7 @@ async def show_schedule(view: View) -> Data:
             "labels": " ".join(f"{name}:{value}" for name, value in schedule.labels.items()),
         },
         "may_change": view.api.allows(f"PUT {_PATH}"),
+        "key": secrets.token_hex(16),
     }
 
 
@@ -95,8 +98,9 @@ async def pause(view: View) -> Redirect:
 
 @PAGES.action("/schedules/{schedule_id}/trigger", f"POST {_PATH}/trigger", show_schedule)
 async def trigger(view: View) -> Redirect:
-    """Start a run now."""
-    answer = await view.api.send(f"POST {_PATH}/trigger", view.params)
+    """Start a run now. Sending the form again starts no second one."""
+    key = view.form.get("key") or None
+    answer = await view.api.send(f"POST {_PATH}/trigger", view.params, key=key)
     return Redirect(view.at("runs", answer.run_id), started(answer))
 
 
