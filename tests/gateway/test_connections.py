@@ -567,6 +567,9 @@ async def test_the_body_of_a_request_that_offers_an_upgrade_is_its_body() -> Non
                 answers = answer.count(b"HTTP/1.1 ")
                 first = answer.startswith(b"HTTP/1.1 200") == (body is not GET)
                 assert (answers, first) == (2, True), (parts, answer)
+            # Its length counts also if it comes after more headers than are kept.
+            answer = await server.say(put + offer + b"a: b\r\n" * 150 + framing + body, CLOSE)
+            assert (answer.count(b"HTTP/1.1 "), answer[9:12]) == (2, b"431"), (framing, answer)
 
 
 async def test_many_headers_in_one_go_are_refused_cheaply() -> None:

@@ -309,8 +309,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # The parser reports trailers here as well. They are ignored: a key, tenant or length must
-        # not come after a body. One header over the limit is kept, so that the request is refused.
-        if self._is_in_head and len(self.headers) <= self.headers_max:
+        # not come after a body. One header over the limit is kept, so that the request is refused,
+        # and those that say where it ends.
+        if self._is_in_head and (len(self.headers) <= self.headers_max or name.lower() in _FRAMING):
             # The same as in the base class, without its second call for each header. White space
             # around a value is not part of it, and the parser keeps what comes after it.
             name, value = name.lower(), value.rstrip(b" \t")
