@@ -197,24 +197,36 @@ def _make_private(database: Path, data_dir: Path) -> None:
     """Make the directory 0700 and existing files of the database 0600.
 
     A directory other than the data directory, or one that also contains other files, keeps its
-    mode: it may be a home directory or /tmp.
+    mode: it may be a home directory or /tmp. There, a file whose name begins with that of the
+    database may be anything; in the data directory it is a copy.
     """
     directory = database.parent
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = list(directory.iterdir())
-        ours = [file for file in found if file.name.startswith(database.name)]
+        is_own = directory == data_dir
+        ours = [
+            file
+            for file in found
+            if file.name.startswith(database.name)
+            and (is_own or file.name.removeprefix(database.name) in _SUFFIXES)
+        ]
         for file in ours:
-            _restrict(file, 0o600)
-        if directory == data_dir and len(ours) == len(found):
+            if file.is_file():  # 0600 would close a directory
+                _restrict(file, 0o600)
+        if is_own and len(ours) == len(found):
             _restrict(directory, 0o700)
     except OSError as error:
         raise BackendRefused(
             f"{directory}: cannot be created or read ({error.strerror}). Give --data-dir a"
             " directory that this process may write to"
         ) from error
-    if directory == data_dir and directory.stat().st_mode & 0o077:
+    if is_own and directory.stat().st_mode & 0o077:
         log_event(logging.WARNING, "data_dir_not_private", directory=str(directory))
+
+
+_SUFFIXES: Final = frozenset({"", "-wal", "-shm", "-journal", ".lock"})
+"""Of the files that SQLite and the store make beside the database, and of itself."""
 
 
 def _restrict(path: Path, mode: int) -> None:

@@ -219,3 +219,52 @@ def test_a_directory_with_files_of_others_keeps_its_mode(tmp_path: Path) -> None
         process.kill()
         process.communicate()
     assert stat.S_IMODE(data.stat().st_mode) == 0o755
+
+
+def test_what_only_begins_with_the_name_of_the_database_keeps_its_mode(tmp_path: Path) -> None:
+    """0600 closes a directory, and a file of another program may be for others to read."""
+    (tmp_path / "stanchion-source").mkdir(mode=0o755)
+    (tmp_path / "stanchion.md").touch(mode=0o644)
+    for name in ("stanchion", "stanchion-wal"):
+        (tmp_path / name).touch(mode=0o644)
+    command = [sys.executable, "-m", "stanchion", "serve", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--store", "sqlite:stanchion", "--data-dir", str(tmp_path / "data")],
+        env=plain_environment(),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        umask=0o022,
+    )
+    try:
+        ready(process)
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    finally:
+        process.kill()
+        process.communicate()
+    assert (modes["stanchion-source"], modes["stanchion.md"]) == (0o755, 0o644)
+    assert (modes["stanchion"], modes["stanchion-wal"]) == (0o600, 0o600)
+
+
+def test_a_directory_beside_the_database_stays_open(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "stanchion.db.backups").mkdir(mode=0o755, parents=True)
+    command = [sys.executable, "-m", "stanchion", "serve", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--data-dir", str(data)],
+        env=plain_environment(),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        ready(process)
+    finally:
+        process.kill()
+        process.communicate()
+    assert stat.S_IMODE((data / "stanchion.db.backups").stat().st_mode) == 0o755
+    assert stat.S_IMODE(data.stat().st_mode) == 0o700
