@@ -127,6 +127,8 @@ async def test_reports_of_drills_are_read_from_the_directory(tmp_path: Path) -> 
     for name, text in (("broken", "{"), ("naive", '{"started_at": "2026-08-01T10:00:00"}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "report.json").write_text(text, encoding="utf-8")
+    (tmp_path / "bytes").mkdir()
+    (tmp_path / "bytes" / "report.json").write_bytes(b'{"drill": "\xff"}')
     async with opened_house(GatewayOptions(drill_reports=str(tmp_path))) as house:
         found = (await house.ask("GET", "/v1/admin/drills")).json
         one = (await house.ask("GET", "/v1/admin/drills?drill=retry")).json["drills"]

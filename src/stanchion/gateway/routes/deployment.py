@@ -244,7 +244,7 @@ def _reports(directory: Path, only: str | None) -> tuple[DrillRow, ...]:
 
 
 def _read(path: Path, kind: type[_Document]) -> _Document | None:
-    with suppress(OSError, msgspec.MsgspecError):
+    with suppress(OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError):
         if path.stat().st_size <= _REPORT_BYTES_MAX:
             return msgspec.json.decode(path.read_bytes(), type=kind)
     return None
