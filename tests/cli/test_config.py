@@ -321,6 +321,18 @@ def test_bytes_that_are_no_text_are_a_fault_of_the_file(tmp_path: Path) -> None:
     assert fault.startswith(f"{file}: cannot be read: ")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [f"port = {'9' * 5_000}", f"port = 0x{'f' * 5_000}", f"port = {'[' * 5_000}"],
+    ids=["digits", "hexadecimal", "depth"],
+)
+def test_a_value_that_python_cannot_read_is_a_fault_of_the_file(text: str, tmp_path: Path) -> None:
+    file = toml(tmp_path, text)
+    [fault] = faults(file=file)
+    assert fault.startswith((f"{file}: cannot be read: ", f"{file}:1: port: should be a whole"))
+    assert len(fault) < 300
+
+
 def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
     found = faults({"port": "x"}, {"STANCHION_HOST": ""}, toml(tmp_path, "prot = 1\n"))
     assert [fault.partition(": ")[0].rpartition("/")[2] for fault in found] == [

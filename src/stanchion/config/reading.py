@@ -77,7 +77,9 @@ class _Reading:
         try:
             text = file.read_text(encoding="utf-8")
             document = tomllib.loads(text)
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
+            # Not only those of TOML: the parser leaves too long a number and too deep a list to
+            # Python.
             reason = error.strerror if isinstance(error, OSError) else error
             self.faults.append(Fault(str(file), f"cannot be read: {reason}"))
             return
@@ -224,8 +226,13 @@ def _wrong_number(option: Option, value: object) -> str | None:
         return f"should be {kind} from {option.least:g} to {option.most:.0f}{hint}"
     # Written as "not between", so that nan is a fault too.
     if not option.least <= cast("float", value) <= option.most:
-        return f"should be {kind} from {option.least:g} to {option.most:.0f}, not {value}"
+        # Python refuses to write integers with thousands of digits.
+        given = "" if isinstance(value, int) and abs(value) > _SHOWN_MAX else f", not {value}"
+        return f"should be {kind} from {option.least:g} to {option.most:.0f}{given}"
     return None
+
+
+_SHOWN_MAX: Final = 10**18
 
 
 def _shape(option: Option, value: str) -> str | None:
