@@ -426,13 +426,14 @@ def read_query(text: bytes, shape: type[Any]) -> Any:  # noqa: ANN401 - the rout
         # It reads 1e2 and 1.0 as whole numbers.
         if type(value) is int and _WHOLE_NUMBER.fullmatch(typed) is None:
             raise RequestRefused(invalid_member(key, "must be a whole number, in digits"))
-        # It reads numbers as times.
-        if isinstance(value, datetime) and "-" not in typed[1:]:
+        # It reads numbers as times, also 1e-5.
+        if isinstance(value, datetime) and _YEAR.match(typed) is None:
             raise RequestRefused(invalid_member(key, TIME_WANTED))
     return query
 
 
 _WHOLE_NUMBER = re.compile("-?[0-9]+")
+_YEAR = re.compile("[0-9]{4}-")
 
 
 @functools.cache
