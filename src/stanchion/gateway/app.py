@@ -15,6 +15,7 @@ from functools import cache, lru_cache, partial
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.routing import BaseRoute, Router
 from starlette.routing import Route as PathRoute
 from starlette.types import ASGIApp
@@ -199,8 +200,18 @@ def _as_configured(options: GatewayOptions, route: Route) -> Route:
 
 def _template(path: str) -> str:
     for name in PATHS:
-        path = path.replace(f"{{{name}}}", f"{{{name}:path}}")
+        path = path.replace(f"{{{name}}}", f"{{{name}:{_ANY_PATH}}}")
     return path
+
+
+class _AnyPathConvertor(PathConvertor):
+    """Matches a line break too: it is refused as one of an identifier, like other controls."""
+
+    regex = "(?s:.*)"
+
+
+_ANY_PATH: Final = "any_path"
+register_url_convertor(_ANY_PATH, _AnyPathConvertor())
 
 
 async def _lifespan(receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
