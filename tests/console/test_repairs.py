@@ -148,6 +148,27 @@ async def test_a_form_that_is_sent_twice_starts_its_runs_once(browser: Browser) 
 
 
 @in_one_loop
+async def test_more_locks_than_a_page_has_are_all_shown_and_can_be_released() -> None:
+    async with opened_console() as opened:
+        for number in range(1_001):
+            name = f"run/held-{number:04}"
+            await opened.house.locks.real.acquire(name, "x", ttl_ms=60_000, within_ms=1_000)
+        browser = await opened.browser(ADMIN)
+        first = await browser.get("/console/leases")
+        assert b"run/held-1000" not in first.body
+        (following,) = [
+            each.attributes["href"]
+            for each in parsed(first.body)
+            if each.attributes.get("rel") == "next"
+        ]
+        assert b"name=run%2Fheld-1000" in (await browser.get(following)).body
+        asked = await browser.get("/console/leases/release?name=run/held-1000")
+        assert b"Release the lock" in asked.body
+        fences = await browser.get("/console/leases?name=run/held-1000")
+        assert b'class="strip"' in fences.body
+
+
+@in_one_loop
 async def test_a_filter_of_the_list_of_runs_is_that_of_the_bulk_action(browser: Browser) -> None:
     page = await browser.get(
         "/console/bulk?tenant=none&action=cancel&status=active&label=a:b+c%3Dd&age=hour&dry=1"

@@ -12,7 +12,9 @@ from stanchion.console.pictures import FenceMark, fence_strip
 from stanchion.core.json_value import JsonObject, JsonValue
 from stanchion.core.lease import RENEWAL_FAILURES_MAX, OnLockError, OnRenewalLost
 from stanchion.core.model import Risk
+from stanchion.gateway.problems import RequestRefused
 from stanchion.wire.admin import LeaseMarkRow, LeaseRow
+from stanchion.wire.problems import Code
 
 PAGES: Final = PageTable()
 
@@ -31,16 +33,19 @@ _LEASES_MAX: Final = 1_000
 async def show_leases(view: View) -> Data:
     """The locks that are held, and the history of one of them."""
     name = view.query.get("name") or None
-    held = await view.api.get("/v1/admin/leases", limit=_LEASES_MAX)
+    held = await view.api.get(
+        "/v1/admin/leases", limit=_LEASES_MAX, cursor=view.query.get("cursor")
+    )
     history = await view.api.get("/v1/admin/lock-history", name=name)
     marks = [_mark(each) for each in history.marks]
     waits = {each.name: each for each in history.waits}
     if name is not None:
-        marks += await _by_hand(view, name, held.leases)
+        marks += await _by_hand(view, name)
     return {
         "leases": [
             {"row": row, "wait": waits.get(row.name), **_about(row.name)} for row in held.leases
         ],
+        "cursor": held.cursor,
         "name": name,
         "history": history,
         "strip": _strip(marks, history.until) if marks else None,
@@ -64,13 +69,24 @@ def _strip(marks: list[FenceMark], until: datetime) -> Markup:
     return fence_strip(marks, begin=max(first, until - _STRIP), end=until)
 
 
-async def _by_hand(view: View, name: str, leases: tuple[LeaseRow, ...]) -> list[FenceMark]:
+async def _held(view: View, name: str) -> LeaseRow | None:
+    """The lock of this name, if it is held."""
+    try:
+        found: LeaseRow = await view.api.get("/v1/admin/leases/{name}", {"name": name})
+    except RequestRefused as refused:
+        if refused.refusal.code not in {Code.NOT_FOUND, Code.INVALID_REQUEST}:
+            raise
+        return None
+    return found
+
+
+async def _by_hand(view: View, name: str) -> list[FenceMark]:
     """The present holder, and the releases by operators."""
-    marks = [
-        FenceMark(at=row.acquired_at, what="acquired", fence=row.fence, holder=row.holder or "")
-        for row in leases
-        if row.name == name and row.acquired_at is not None
-    ]
+    marks, row = [], await _held(view, name)
+    if row is not None and row.acquired_at is not None:
+        marks.append(
+            FenceMark(at=row.acquired_at, what="acquired", fence=row.fence, holder=row.holder or "")
+        )
     if view.api.allows(_AUDIT):
         page = await view.api.get("/v1/admin/audit", action="lease.release", limit=100)
         marks += [
@@ -100,9 +116,7 @@ def _mark(row: LeaseMarkRow) -> FenceMark:
 async def ask_release(view: View) -> Data:
     """The page that asks before a lock is released by force, and says what that may cost."""
     name = view.form.get("name") or view.query.get("name")
-    held = await view.api.get("/v1/admin/leases", limit=_LEASES_MAX)
-    row = next((each for each in held.leases if each.name == name), None)
-    return {"name": name, "row": row, **_about(name)}
+    return {"name": name, "row": await _held(view, name), **_about(name)}
 
 
 @PAGES.action("/leases/release", _RELEASE, ask_release)
