@@ -53,6 +53,14 @@ async def test_pages_do_not_wait_for_a_lock_store_that_hangs() -> None:
             assert (await browser.get("/console/runs")).status == 200
 
 
+async def test_a_failure_that_nobody_expects_is_over_with_the_page_that_met_it() -> None:
+    async with opened_console() as world:
+        browser = await world.browser(ADMIN)
+        world.house.store.script("ping", Fault.BUG)
+        assert (await browser.get("/console")).status == 500
+        assert (await browser.get("/console")).status == 200
+
+
 async def test_an_order_of_an_operator_is_on_every_page() -> None:
     async with opened_console() as console:
         browser = await console.browser(ADMIN)

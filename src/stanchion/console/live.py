@@ -122,9 +122,9 @@ class Pulse:
         within_s = None if self._last_health is None else _PATIENCE_S
         await asyncio.wait({asking}, timeout=within_s)
         if asking.done():
-            self._last_health = asking.result()
-            if self._asking is asking:
+            if self._asking is asking:  # first: if it has failed, the next page asks again
                 self._asking = None
+            self._last_health = asking.result()
         assert self._last_health is not None
         return self._last_health
 
