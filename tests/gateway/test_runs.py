@@ -10,7 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from stanchion import telemetry
 from stanchion.core.bulk import BulkAction
 from stanchion.core.faults import BATCH_FAULTS_MAX
 from stanchion.core.faults import Fault as AnyFault
@@ -1163,3 +1167,28 @@ async def test_a_wrong_type_is_named_in_the_words_of_json(
 ) -> None:
     answer = await house.ask(method, path, body)
     assert (answer.status, answer.json["detail"]) == (422, detail)
+
+
+async def test_every_kind_of_start_continues_the_trace_of_its_caller(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "tracing", telemetry.Tracing(provider, None))
+    old = await house.start()
+    await house.ask("POST", f"/v1/runs/{old}/cancel")
+    await house.ask("PUT", "/v1/schedules/hourly", {"workflow_id": "one-step", "every_s": 3600})
+    bodies = {
+        "/v1/workflows/one-step/runs": {},
+        "/v1/workflows/one-step/runs/batch": {"runs": [{"key": "a"}]},
+        f"/v1/runs/{old}/rerun": {},
+        "/v1/jobs": {"topic": "work"},
+        "/v1/schedules/hourly/trigger": {},
+    }
+    for number, (path, body) in enumerate(bodies.items(), 1):
+        trace = f"{number:032x}"
+        headers = [("traceparent", f"00-{trace}-{1:016x}-01")]
+        answer = await house.ask("POST", path, body, headers=headers)
+        assert answer.status == 200, answer.body
+        traces = {f"{span.context.trace_id:032x}" for span in exporter.get_finished_spans()}
+        assert trace in traces, path

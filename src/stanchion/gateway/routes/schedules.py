@@ -168,6 +168,7 @@ async def trigger_schedule(call: Call[TriggerSchedule, NoQuery]) -> Reply | Refu
         labels=stored.spec.labels,
         key=call.idempotency_key,
         actor=call.actor,
+        traceparent=call.traceparent,
     )
     if isinstance(answer, RunStarted):
         # The run is started: that it cannot be listed must not be answered as a failure.
