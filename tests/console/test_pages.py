@@ -133,6 +133,8 @@ async def test_a_decision_carries_the_data_that_its_schema_asks_for(browser: Bro
             if each.attributes.get("name") == "comment"
         ]
     fields = {**form, "data.budget": "40", "comment": "fine"}
+    unsaid = await browser.post("/console/approvals/decide", **{**fields, "verdict": ""})
+    assert unsaid.status == 422, "a form without a verdict decides nothing"
     answer = await browser.post("/console/approvals/decide?tenant=acme", **fields)
     assert answer.headers["location"].endswith("did=approved")
     ended = await browser.house.ask("GET", f"/v1/runs/{run_id}", key=ADMIN, tenant="acme")

@@ -13,7 +13,7 @@ from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, View
 from stanchion.console.schema_form import faults_by_field, form_fields, form_html, parse_form
 from stanchion.core.faults import Fault
 from stanchion.core.json_value import JsonValue
-from stanchion.gateway.problems import RequestRefused, invalid
+from stanchion.gateway.problems import RequestRefused, invalid, invalid_member
 from stanchion.wire.problems import Code
 from stanchion.wire.runs import ApprovalRow, RunView
 
@@ -154,7 +154,10 @@ async def _run(view: View, row: ApprovalRow) -> RunView | None:
 @PAGES.action("/approvals/decide", "POST /v1/runs/{run_id}/steps/{step_id}/approve", inbox)
 async def act(view: View) -> Redirect:
     """Decide one approval of the inbox."""
-    is_approved = view.form.get("verdict") == "approve"
+    verdict = view.form.get("verdict")
+    if verdict not in {"approve", "reject"}:
+        raise RequestRefused(invalid_member("verdict", "must be approve or reject"))
+    is_approved = verdict == "approve"
     await decide(view, view.form.get("run_id"), view.form.get("step_id"), approve=is_approved)
     return Redirect(view.at("approvals"), "approved" if is_approved else "rejected")
 
