@@ -572,6 +572,11 @@ async def test_a_schedule_has_a_page_with_its_runs_and_is_changed_there(
     )
     answer = await browser.post("/console/schedules/morning/pause", tenant="acme", back="list")
     assert answer.headers["location"] == f"{listed}&did=schedule_paused"
+    wanted = values(await browser.get("/console/schedules/morning?tenant=acme"))["wanted"]
+    for _ in range(2):  # a browser may send a form again
+        await browser.post("/console/schedules/morning/pause", tenant="acme", wanted=wanted)
+        now = await browser.house.ask("GET", "/v1/schedules/morning", key=ADMIN, tenant="acme")
+        assert now.json["paused"] is False
     gone = await browser.post("/console/schedules/morning/delete", tenant="acme")
     assert gone.status == 303
     assert (await browser.get(here)).status == 404

@@ -86,13 +86,16 @@ async def _put(view: View, schedule_id: str) -> Redirect:
 
 @PAGES.action("/schedules/{schedule_id}/pause", f"PUT {_PATH}", show_schedule)
 async def pause(view: View) -> Redirect:
-    """Pause a schedule, or resume it."""
+    """Pause a schedule, or resume it. Sending the form again changes nothing."""
     stored: ScheduleView = await view.api.get(_PATH, view.params)
-    body = {name: getattr(stored, name) for name in _KEPT}
-    await view.api.send(f"PUT {_PATH}", view.params, {**body, "paused": not stored.paused})
+    wanted = view.form.get("wanted")
+    is_paused = wanted == "paused" if wanted else not stored.paused
+    if is_paused != stored.paused:
+        body = {name: getattr(stored, name) for name in _KEPT}
+        await view.api.send(f"PUT {_PATH}", view.params, {**body, "paused": is_paused})
     return Redirect(
         view.at("schedules") if view.form.get("back") else view.at("schedules", stored.id),
-        "schedule_resumed" if stored.paused else "schedule_paused",
+        "schedule_paused" if is_paused else "schedule_resumed",
     )
 
 
