@@ -203,3 +203,13 @@ def test_hostile_names_and_values_stay_text() -> None:
         {hostile: "x", "e": hostile},
         {},
     )
+
+
+def test_members_whose_inputs_would_have_one_name_are_typed_as_json() -> None:
+    text: JsonObject = {"type": "string"}
+    schema: JsonObject = {
+        "properties": {"a": {"type": "object", "properties": {"b": text}}, "a.b": text}
+    }
+    value: JsonObject = {"a": {"b": "inner"}, "a.b": "outer"}
+    fields = form_fields(schema)
+    assert parse_form(fields, values_of(fields, value)) == (value, {})

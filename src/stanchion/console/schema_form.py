@@ -68,7 +68,10 @@ def form_fields(schema: JsonObject | None, prefix: str = PREFIX) -> tuple[FormFi
     )
     if schema is None or not 0 < len(_properties(schema)) <= FIELDS_MAX:
         return (whole,)
-    return _members(schema, prefix, (), is_top=True)
+    found = _members(schema, prefix, (), is_top=True)
+    inputs = [each.name for field in found for each in (*field.fields, field)]
+    # The member "a.b" would have the name of the member "b" of "a".
+    return found if len(set(inputs)) == len(inputs) else (whole,)
 
 
 def _properties(schema: JsonObject) -> JsonObject:
