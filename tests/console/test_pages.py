@@ -316,6 +316,30 @@ async def test_a_rerun_says_first_what_it_would_do(browser: Browser) -> None:
 
 
 @in_one_loop
+async def test_a_form_that_is_sent_as_it_is_shown_changes_no_digit(browser: Browser) -> None:
+    house, path = browser.house, "/v1/admin/settings"
+    rate = {"escalation": {"fallbacks_per_s": 0.12345678}}
+    before = (await house.ask("PATCH", path, rate, key=ADMIN)).json
+    shown = values(await browser.get("/console/settings"))
+    closes = [("escalation.closes", risk) for risk in before["escalation"]["closes"]]
+    kept = [each for each in shown.items() if each[0] not in {"form_token", *dict(closes)}]
+    sent = await browser.send("/console/settings/change", [*kept, *closes])
+    assert sent.headers["location"].endswith("did=settings_same")
+
+
+async def test_a_queues_form_that_is_sent_as_it_is_shown_changes_no_digit() -> None:
+    async with opened_console() as console:
+        house, path = console.house, "/v1/admin/tenants/waits"
+        config = {"on_full": "queue", "queue_wait_s": 1234.5678, "queue_max": 7}
+        put = (await house.ask("PUT", path, config, key=ADMIN)).json
+        browser = await console.browser(ADMIN)
+        shown = values(await browser.get("/console/admission?tenant=waits"))
+        form = {name: shown[name] for name in ("queue_max", "queue_wait_s")}
+        await browser.post("/console/admission/queue", of="waits", on_full="queue", **form)
+        assert (await house.ask("GET", path, key=ADMIN)).json == put
+
+
+@in_one_loop
 async def test_the_value_of_a_label_may_have_an_equals_sign_or_a_colon(browser: Browser) -> None:
     await browser.house.start(key=ADMIN, tenant="marked")
     path, typed = "/console/workflows/one-step/start", "filter:env=prod url=http://a"

@@ -19,7 +19,7 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
-from stanchion.console.text import duration, visible
+from stanchion.console.text import duration, exact, visible
 
 _JSON_CHARS_MAX: Final = 64 * 1024
 _COUNTED_CHARS_MAX: Final = 128 * 1024
@@ -208,4 +208,5 @@ _FILTERS: Final[Mapping[str, Any]] = {
     "span": span,
     "status": status_tag,
     "count": _count,
+    "exact": exact,
 }

@@ -41,6 +41,11 @@ def foreign(text: str) -> Markup:
     return Markup("<bdi>{}</bdi>").format(visible(text))
 
 
+def exact(number: float) -> str:
+    """A number as it is typed into a field: with all its digits, without ``.0``."""
+    return str(int(number)) if float(number).is_integer() else repr(number)
+
+
 def shortened(text: str, chars_max: int) -> str:
     """The text, or its beginning and an ellipsis."""
     return text if len(text) <= chars_max else f"{text[: chars_max - 1]}…"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from stanchion.console.page import DONE, Data, Nav, PageTable, Redirect, Shown, View
 from stanchion.console.pictures import share_bar
-from stanchion.console.text import duration
+from stanchion.console.text import duration, exact
 from stanchion.core.model import Risk
 from stanchion.gateway.problems import RequestRefused, invalid_member
 from stanchion.wire.admin import EscalationCounters
@@ -126,7 +126,7 @@ def _label(name: str) -> str:
 
 
 def _text(value: object) -> str:
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "" if value is None else exact(value) if isinstance(value, float) else str(value)
 
 
 def _patch(view: View, document: Mapping[str, Any]) -> tuple[Data, list[tuple[str, Any, Any]]]:
