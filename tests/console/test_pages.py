@@ -316,6 +316,14 @@ async def test_a_rerun_says_first_what_it_would_do(browser: Browser) -> None:
 
 
 @in_one_loop
+@pytest.mark.parametrize("page", ["runs", "decisions", "audit"])
+async def test_a_filter_keeps_the_tenant_that_was_chosen(browser: Browser, page: str) -> None:
+    shown = parsed((await browser.get(f"/console/{page}?tenant=acme")).body)
+    (at,) = [n for n, each in enumerate(shown) if each.attributes.get("class") == "filters"]
+    assert shown[at + 1].attributes == {"type": "hidden", "name": "tenant", "value": "acme"}
+
+
+@in_one_loop
 async def test_a_form_that_is_sent_as_it_is_shown_changes_no_digit(browser: Browser) -> None:
     house, path = browser.house, "/v1/admin/settings"
     rate = {"escalation": {"fallbacks_per_s": 0.12345678}}
