@@ -335,6 +335,23 @@ async def test_a_form_that_is_sent_as_it_is_shown_changes_no_digit(browser: Brow
     assert sent.headers["location"].endswith("did=settings_same")
 
 
+async def test_a_change_of_settings_is_found_behind_a_thousand_other_changes() -> None:
+    async with opened_console() as console:
+        house = console.house
+        change = {"escalation": {"window_s": 301}}
+        assert (await house.ask("PATCH", "/v1/admin/settings", change, key=ADMIN)).status == 200
+        for number in range(1_001):
+            put = f"/v1/admin/tenants/t{number:04}"
+            await house.ask("PUT", put, {"max_concurrent_runs": 3}, key=ADMIN)
+        browser = await console.browser(ADMIN)
+        assert b"escalation.window_s</" in (await browser.get("/console/settings")).body
+        page = await browser.get("/console/audit?action=settings.patch")
+        (following,) = [
+            each.attributes["href"] for each in parsed(page.body) if each.text == "next page"
+        ]
+        assert b"settings.patch" in (await browser.get(following)).body.partition(b"<tbody>")[2]
+
+
 async def test_a_queues_form_that_is_sent_as_it_is_shown_changes_no_digit() -> None:
     async with opened_console() as console:
         house, path = console.house, "/v1/admin/tenants/waits"

@@ -11,7 +11,7 @@ from stanchion.console.pictures import share_bar
 from stanchion.console.text import duration, exact
 from stanchion.core.model import Risk
 from stanchion.gateway.problems import RequestRefused, invalid_member
-from stanchion.wire.admin import EscalationCounters
+from stanchion.wire.admin import AuditRow, EscalationCounters
 
 PAGES: Final = PageTable()
 
@@ -73,8 +73,23 @@ async def _history(view: View) -> list[tuple[Any, list[tuple[str, Any, Any]]]]:
     """The last changes: each audit entry with the settings that it changed, before and after."""
     if not view.api.allows("GET /v1/admin/audit"):
         return []
-    found = await view.api.get("/v1/admin/audit", action="settings.patch", limit=10)
-    return [(entry, _changed(entry.before, entry.after)) for entry in found.entries]
+    entries: list[AuditRow] = []
+    cursor: str | None = None
+    for _ in range(_HISTORY_PAGES_MAX):
+        # A page looks through so many entries of all kinds, and may have none of these.
+        page = await view.api.get(
+            "/v1/admin/audit", action="settings.patch", limit=_HISTORY_PAGE, cursor=cursor
+        )
+        entries += page.entries
+        cursor = page.cursor
+        if cursor is None or len(entries) >= _HISTORY:
+            break
+    return [(entry, _changed(entry.before, entry.after)) for entry in entries[:_HISTORY]]
+
+
+_HISTORY: Final = 10
+_HISTORY_PAGE: Final = 100
+_HISTORY_PAGES_MAX: Final = 10
 
 
 def _changed(before: Any, after: Any) -> list[tuple[str, Any, Any]]:  # noqa: ANN401 - JSON
