@@ -74,6 +74,14 @@ async def test_over_tls_the_cookie_is_secure_and_bound_to_the_host(world: Consol
 
 
 @in_one_loop
+async def test_a_method_that_no_page_has_is_answered_with_those_that_there_are(
+    world: ConsoleHouse,
+) -> None:
+    answer = await world.house.ask("DELETE", "/console/runs")
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD, POST")
+
+
+@in_one_loop
 @pytest.mark.parametrize(
     "other",
     ['prefs={"theme":"dark"}', "path=/app", "a b=c", "list[1]=2", 'q="open', "é=1", "=", ""],

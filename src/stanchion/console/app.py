@@ -246,7 +246,11 @@ class Console:
     ) -> EncodedAnswer:
         if method not in {"GET", "POST"}:
             raise RequestRefused(
-                Refusal(code=Code.METHOD_NOT_ALLOWED, detail="this path allows GET and POST")
+                Refusal(
+                    code=Code.METHOD_NOT_ALLOWED,
+                    detail="this path allows GET and POST",
+                    headers=((b"allow", b"GET, HEAD, POST"),),
+                )
             )
         is_form = method == "POST"
         if is_form:
