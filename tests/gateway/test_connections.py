@@ -579,6 +579,15 @@ async def test_many_headers_in_one_go_are_refused_cheaply() -> None:
         assert answer.startswith(b"HTTP/1.1 431")
 
 
+@pytest.mark.parametrize(
+    "lines", [b"X-%b: 1\r\n" % (b"a" * 40_000), (b"X-Same: %b\r\n" % (b"a" * 1_000)) * 40]
+)
+async def test_names_and_repeated_headers_count_against_the_limit(lines: bytes) -> None:
+    async with served() as server:
+        answer = await server.say(CLOSE.replace(b"Host", lines + b"Host"))
+        assert problem(answer) == (431, "headers_too_large")
+
+
 async def test_white_space_around_a_header_value_is_not_part_of_it() -> None:
     lines = (
         b"POST /v1/jobs HTTP/1.1",

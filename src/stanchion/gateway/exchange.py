@@ -152,7 +152,8 @@ class Exchange:
         if len(raw) > options.headers_max:
             detail = f"more than {options.headers_max} headers"
             return Refusal(code=Code.HEADERS_TOO_LARGE, detail=detail)
-        if sum(map(len, self.headers.values())) > options.header_bytes_max:
+        # All of them, with their names: a header that is given again replaces the one before.
+        if sum(map(len, itertools.chain.from_iterable(raw))) > options.header_bytes_max:
             detail = f"the headers have more than {options.header_bytes_max} bytes"
             return Refusal(code=Code.HEADERS_TOO_LARGE, detail=detail)
         if len(self.headers) != len(raw):
