@@ -77,6 +77,33 @@ async def test_a_held_call_that_is_full_is_not_ended_for_leases_that_do_not_fit(
         assert len(stage.ledger.asked["held"]) - before <= 1
 
 
+@on_stage
+async def test_a_job_that_was_lost_and_leased_again_is_watched_anew(stage: Stage) -> None:
+    stopped: list[int] = []
+
+    @stage.app.task("t")
+    async def work(_job: Job) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(stage.clock.moment())
+
+    stage.ledger.script("held", Fault.HANG)  # it watches the first lease, and tells nothing
+    async with stage.working():
+        stage.ledger.put(JOB)
+        await asyncio.sleep(1)
+        stage.ledger.take_away(JOB)
+        await asyncio.sleep(19.5)
+        assert len(stopped) == 1  # a renewal told it
+        stage.ledger.put(JOB)
+        await stage.ledger.until(lambda: stage.ledger.leases[JOB] == 2)
+        await asyncio.sleep(1)
+        began = stage.clock.moment()
+        stage.ledger.revoke(JOB)
+        await asyncio.sleep(1)
+        assert [at - began for at in stopped[1:]] == [pytest.approx(0, abs=300)]
+
+
 @pytest.mark.parametrize(
     ("reason", "cause"), [("timed_out", FenceCause.TIMED_OUT), ("expired", FenceCause.TAKEN)]
 )

@@ -12,7 +12,7 @@ replaced when there are more leases to watch, at most twice a second.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, Final, assert_never
 
@@ -77,7 +77,7 @@ class RevocationWatch:
     async def _run(self) -> None:
         fruitless = 0
         while True:
-            await self._unwatched_lease(frozenset(), not_before=0)
+            await self._unwatched_lease({}, not_before=0)
             watched = dict(islice(self._renewer.held.items(), WATCHED_MAX))
             wait_ms = min(held.leased.lease_ttl_ms for held in watched.values()) // 3
             began = self._clock.moment()
@@ -114,7 +114,7 @@ class RevocationWatch:
         )
         tasks: list[asyncio.Task[Any]] = [call]
         if len(watched) < WATCHED_MAX:
-            more = self._unwatched_lease(watched.keys(), began + _REPLACE_EVERY_MS)
+            more = self._unwatched_lease(watched, began + _REPLACE_EVERY_MS)
             tasks.append(running.create_task(more, name="unwatched lease"))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -124,12 +124,15 @@ class RevocationWatch:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _unwatched_lease(self, watched: Collection[str], not_before: int) -> None:
-        """Return when there is a lease to be watched that is not watched yet."""
+    async def _unwatched_lease(self, watched: Mapping[str, HeldJob], not_before: int) -> None:
+        """Return when there is a lease to be watched that is not watched yet.
+
+        A job that was lost and leased again has another lease.
+        """
         while True:
             self._added.clear()
-            leases = self._renewer.held
-            since = [leases[job_id].since for job_id in leases if job_id not in watched]
+            leases = self._renewer.held.items()
+            since = [held.since for job_id, held in leases if watched.get(job_id) is not held]
             if not since:
                 await self._added.wait()
                 continue
