@@ -38,6 +38,7 @@ from stanchion.adapters.store.memory.state import (
 )
 from stanchion.adapters.store.sqlite import file as sqlite_file
 from stanchion.core import admission, budget, escalation, lease, rerun, schedule
+from stanchion.core import run as run_module
 from stanchion.core import why as why_module
 from stanchion.core.admission import Admitted, KeyRecord, Rate, Replayed, Verdict
 from stanchion.core.audit import AuditEntry
@@ -1065,6 +1066,12 @@ ALL: Final = (
         name="rerun-keeps-dependants",
         says="a rerun from a step keeps the steps that depend on it",
         applied=_patched(rerun, "_built_on", _only_the_first),
+    ),
+    Mutant(
+        name="queued-rerun-without-items",
+        says="a rerun that was queued begins without the items that it keeps",
+        profile="queue",
+        applied=_patched(run_module, "_items_kept", lambda _plan, _run: {}),
     ),
     Mutant(
         name="key-for-any-input",

@@ -74,6 +74,7 @@ FOUND_ON = {
     "items-backwards": (0, "runs give what they mean"),
     "condition-never-false": (0, "runs give what they mean"),
     "rerun-keeps-dependants": (0, "a rerun keeps what it must"),
+    "queued-rerun-without-items": (4, "a rerun keeps what it must"),
     "key-for-any-input": (1, "a key belongs to its input"),
     "feed-skips-a-line": (0, "subscribers miss nothing"),
     "feed-stands-still": (0, "subscribers miss nothing"),

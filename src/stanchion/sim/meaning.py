@@ -22,7 +22,7 @@ from stanchion.sim.workflows import DOCUMENTS, Document, Fails, Means, Scope, St
 if TYPE_CHECKING:
     from stanchion.adapters.store.memory.state import RunFile
     from stanchion.sim.ledger import Ledger, SeenCommand
-    from stanchion.sim.workload import RerunTold
+    from stanchion.sim.workload import Callers, RerunTold
     from stanchion.sim.world import World
     from stanchion.wire.runs import RerunPlan, RunView, TimelineLine
 
@@ -532,14 +532,23 @@ def check_told(world: World) -> None:
                 }
                 said = f"{run_id}: the items of {step_id} are {kept}, and a caller got {rows}"
                 check("callers are shown what is stored", [said] if dict(rows) != kept else [])
-        for run_id, plan in callers.plans:
-            file = runs.get(RunId(run_id))
-            if file is not None:
-                check("a rerun keeps what it must", planned_otherwise(file, plan))
-        for run_id, told in callers.reruns.items():
-            new, old = runs.get(RunId(run_id)), runs.get(RunId(told.of))
-            if new is not None and old is not None:
-                check("a rerun keeps what it must", rerun_keeps(old, new, told))
+        _check_reruns(world, callers)
+
+
+def _check_reruns(world: World, callers: Callers) -> None:
+    runs, check = world.store.real.state.runs, world.history.check
+    for run_id, plan in callers.plans:
+        file = runs.get(RunId(run_id))
+        if file is not None:
+            check("a rerun keeps what it must", planned_otherwise(file, plan))
+    for run_id, told in callers.reruns.items():
+        new, old = runs.get(RunId(run_id)), runs.get(RunId(told.of))
+        if new is not None and old is not None:
+            check("a rerun keeps what it must", rerun_keeps(old, new, told))
+    for run_id, of in callers.item_reruns.items():
+        new, old = runs.get(RunId(run_id)), runs.get(RunId(of))
+        if new is not None and old is not None and not world.ledger.has_failed_over:
+            check("a rerun keeps what it must", items_run_again(old, new))
 
 
 def _shown_otherwise(file: RunFile, view: RunView, lines: Sequence[TimelineLine]) -> Iterator[str]:
@@ -574,6 +583,26 @@ def rerun_keeps(old: RunFile, new: RunFile, told: RerunTold) -> Iterator[str]:
         found = {name for name in names if name in steps}
         if found != must_keep and (where != "keeps" or has_begun):
             yield f"{new.run.id} from {told.from_step} {where} {sorted(found)}, not {must_keep}"
+
+
+def items_run_again(old: RunFile, new: RunFile) -> Iterator[str]:
+    """A rerun of failed items runs none that had succeeded, if what they build on was kept."""
+    steps: Document = DOCUMENTS.get(old.run.workflow_id, {"steps": {}})["steps"]
+    reused = {line.step for line in new.timeline if line.what == "step_reused"}
+    begun = [line for line in new.timeline if line.what == "job_dispatched"]
+    for name, spec in steps.items():
+        if "for_each" not in spec or not reused.issuperset(spec.get("needs", ())):
+            continue
+        again = {
+            line.item for line in begun if line.step is not None and line.step.split(".")[0] == name
+        }
+        kept = {
+            key.item
+            for key, item in old.items.items()
+            if key.step_id == name and item.status is StepStatus.SUCCEEDED
+        }
+        if kept & again:
+            yield f"{new.run.id}: items {sorted(kept & again)} of {name} succeeded and ran again"
 
 
 def planned_otherwise(old: RunFile, plan: RerunPlan) -> Iterator[str]:

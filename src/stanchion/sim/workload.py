@@ -255,6 +255,8 @@ class Callers:
     """Decisions that succeeded for callers: run and step, and the verbs."""
     reruns: dict[str, RerunTold] = field(default_factory=dict)
     """Reruns from a step, by the new run."""
+    item_reruns: dict[str, str] = field(default_factory=dict)
+    """The runs whose failed items were repeated, by the new run."""
     plans: list[tuple[str, RerunPlan]] = field(default_factory=list)
     """What reruns of a run would do, as callers were told."""
     mismatched: dict[str, str] = field(default_factory=dict)
@@ -470,6 +472,7 @@ class Callers:
                     run_id, only=RerunOnly.FAILED_ITEMS, idempotency_key=f"{key}-items"
                 )
                 self.started.setdefault(f"{key}-items", {})[again.run_id] = None
+                self.item_reruns[again.run_id] = run_id
                 return
         version = RerunVersion.NEWEST if fate < 0.9 else None  # noqa: PLR2004 - and of the rest
         again = await client.rerun(run_id, version=version, idempotency_key=key)
