@@ -246,12 +246,13 @@ async def test_damage_is_told_as_damage(tmp_path: Path) -> None:
         await _load_and_close(path, run_id)
 
 
-async def test_a_stored_value_that_cannot_be_read_is_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [b"{", b'{"status":"\xff"}'])
+async def test_a_stored_value_that_cannot_be_read_is_damage(tmp_path: Path, value: bytes) -> None:
     path = tmp_path / "store.db"
     store = await _open(path)
     run_id = await start(store)
     with closing(apsw.Connection(str(path))) as connection:
-        connection.execute("UPDATE steps SET state = cast('{' AS BLOB)")
+        connection.execute("UPDATE steps SET state = ?", (value,))
     with pytest.raises(BackendCorrupt, match="a stored value cannot be read"):
         await store.load(run_id)
     assert await store.active_runs(ACME) == 1

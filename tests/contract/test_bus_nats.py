@@ -174,12 +174,13 @@ def test_a_delay_travels_to_the_server_unchanged(
     assert answer_to(disposition) == sent
 
 
+@pytest.mark.parametrize("message", [b"nonsense", b'{"run_id":"\xff"}'])
 async def test_a_message_that_is_no_call_is_put_away(
-    stage: NatsStage, caplog: pytest.LogCaptureFixture
+    stage: NatsStage, caplog: pytest.LogCaptureFixture, message: bytes
 ) -> None:
     bus, desk = await stage.open(), Desk()
     async with plain_client(stage.url) as client:
-        await client.request(f"{stage.namespace}.advance.00.x", b"nonsense", timeout=5)
+        await client.request(f"{stage.namespace}.advance.00.x", message, timeout=5)
     async with consuming(bus, desk.handle):
         await until_pending(bus, 0)
     assert desk.calls == []

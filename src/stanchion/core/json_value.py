@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-__all__ = ["LARGE_BYTES", "JsonObject", "JsonValue", "decode_value", "decoding"]
+__all__ = ["DECODE_ERRORS", "LARGE_BYTES", "JsonObject", "JsonValue", "decode_value", "decoding"]
 
 if TYPE_CHECKING:
     JsonValue: TypeAlias = (
@@ -20,6 +20,8 @@ else:
     JsonValue = Any
     JsonObject = dict[str, Any]
 
+DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError)
+"""What ``msgspec.json.decode`` raises for foreign bytes; the second is not one of the first."""
 LARGE_BYTES: Final = 256 * 1024
 """A longer text is decoded in pieces."""
 # ``float`` reads ``1e300`` in 0.3 µs, the decoder itself in 15: a value may hold 40,000 of them.

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from stanchion.charts import Series
+from stanchion.core.json_value import DECODE_ERRORS
 from stanchion.drills.callers import DrillTenant
 from stanchion.drills.processes import CouldNotRun
 
@@ -244,7 +245,7 @@ def log_lines(path: Path, event: str) -> list[dict[str, Any]]:
     """The lines of a server's log that tell of this event."""
     found: list[dict[str, Any]] = []
     for line in path.read_bytes().splitlines():
-        with suppress(msgspec.DecodeError):
+        with suppress(*DECODE_ERRORS):
             document = msgspec.json.decode(line)
             if isinstance(document, dict) and document.get("event") == event:
                 found.append(document)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from stanchion.core.audit import AuditEntry
 from stanchion.core.events import Timer, TimerFired, TimerKind
-from stanchion.core.json_value import JsonObject
+from stanchion.core.json_value import DECODE_ERRORS, JsonObject
 from stanchion.core.model import BY_HAND, RunId, StepId, TenantId
 from stanchion.core.transition import Transition
 from stanchion.ports.entropy import Entropy
@@ -164,7 +164,7 @@ class LockAudit:
         """Move a note; ``False`` if it cannot be read: a newer version may have written it."""
         try:
             entry = _entry(note)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             if note.id not in self._unmoved:
                 log_event(logging.ERROR, "lock_note_unreadable", lease=note.name, error=str(error))
                 self._unmoved.add(note.id)

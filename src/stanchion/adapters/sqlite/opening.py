@@ -21,6 +21,7 @@ from typing import Final, Literal, TypeAlias
 import apsw
 import msgspec
 
+from stanchion.core.json_value import DECODE_ERRORS
 from stanchion.ports.errors import (
     BackendCorrupt,
     BackendError,
@@ -263,7 +264,7 @@ def translated_sqlite_errors(path: str) -> Iterator[None]:
     """Translate errors of SQLite into ``BackendError``, with the path of the file."""
     try:
         yield
-    except (apsw.Error, msgspec.DecodeError) as error:
+    except (apsw.Error, *DECODE_ERRORS) as error:
         raise translated(error, path) from error
 
 
@@ -275,7 +276,7 @@ def translated(error: Exception, path: str) -> Exception:
             fault = BackendFull(f"{path}: the disk is full; free some space ({error})")
         case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError():
             fault = BackendCorrupt(f"{path}: damaged; restore it from a backup ({error})")
-        case msgspec.DecodeError():
+        case msgspec.DecodeError() | UnicodeDecodeError():
             fault = BackendCorrupt(f"{path}: a stored value cannot be read ({error})")
         case apsw.BusyError() | apsw.LockedError():
             fault = BackendTimeout(f"{path}: another program keeps the file locked ({error})")

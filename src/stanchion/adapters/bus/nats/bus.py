@@ -22,6 +22,7 @@ from stanchion.adapters.bus.local import BellListeners
 from stanchion.adapters.bus.nats.connection import NatsConnection
 from stanchion.adapters.bus.nats.consumer import PullConsumer
 from stanchion.adapters.bus.nats.stream import Names, StreamState, count_messages, names_in, set_up
+from stanchion.core.json_value import DECODE_ERRORS
 from stanchion.ports.bus import Bell, Handler
 from stanchion.ports.clock import Clock
 from stanchion.ports.entropy import Entropy
@@ -154,7 +155,7 @@ class NatsBus:
         answer = await self._connection.request(self._names.call(call.run_id), payload)
         try:
             problem = msgspec.json.decode(answer.data, type=_Confirmation).error
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise BackendError(f"{self._connection.who} confirmed a call unreadably") from error
         if problem is not None and problem.description != _PENDING_ALREADY:
             raise BackendUnavailable(
@@ -226,7 +227,7 @@ class BusBells:
     async def _heard(self, message: Msg) -> None:
         try:
             rung = msgspec.json.decode(message.data, type=list[tuple[str, str]])
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             _log.debug("bells_unreadable", extra={"fields": {"error": sentence(error)}})
             return
         for bell, note in rung:

@@ -29,6 +29,7 @@ from nats.aio.msg import Msg
 
 from stanchion.adapters.bus.local import handled
 from stanchion.adapters.bus.nats.connection import NatsConnection, translated
+from stanchion.core.json_value import DECODE_ERRORS
 from stanchion.core.retry import Exponential, backoff_ms
 from stanchion.ports.bus import Ack, Dead, Disposition, Handler, Retry
 from stanchion.ports.clock import Clock
@@ -188,7 +189,7 @@ class PullConsumer:
     async def _serve(self, message: Msg) -> None:
         try:
             call = msgspec.json.decode(message.data, type=OutboxRow)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             # Not a call of ours: without a final answer it would be delivered for ever.
             fields = {"subject": message.subject, "error": sentence(error)}
             _log.error("bus_call_unreadable", extra={"fields": fields})
