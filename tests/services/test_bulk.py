@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -416,3 +417,32 @@ def test_a_replica_that_acts_for_long_keeps_its_hold(caplog: pytest.LogCaptureFi
 
     loop.run(main())
     assert "bulk_taken_over" not in {line.getMessage() for line in caplog.records}
+
+
+def test_a_replica_that_stops_leaves_no_act_behind() -> None:
+    async def main() -> None:
+        pair = Pair(10**9)
+        await pair.ended_runs()
+        bulk = pair.first.services.bulk
+        begun, left = list[str](), list[str]()
+
+        async def slow(run_id: RunId) -> None:
+            begun.append(run_id)
+            try:
+                await asyncio.sleep(10)
+            finally:
+                left.append(run_id)
+
+        pair.store.load = slow  # type: ignore[method-assign] # a slow store
+        running = asyncio.create_task(bulk.run())
+        await bulk.create(replace(WANTED, action=BulkAction.CANCEL, rate_per_s=1_000))
+        await asyncio.sleep(5)
+        errors = list[dict[str, Any]]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert left == begun != []
+        gc.collect()
+        assert errors == []
+
+    loop.run(main())

@@ -505,6 +505,7 @@ class _Course:
             await acting
         finally:
             acting.cancel()
+            await asyncio.gather(acting, return_exceptions=True)  # none acts on after this
 
     async def _advance(self, now: int) -> bool:
         """Write outcomes and take the next runs; ``False`` if there is nothing more to do here."""
