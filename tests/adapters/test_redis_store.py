@@ -600,7 +600,7 @@ async def test_a_key_that_nobody_may_know_any_more_is_forgotten(
 async def test_one_script_forgets_few_of_thousands_of_keys(
     server: Server, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It asks all shards of a server at once, and everybody waits for it."""
+    """It asks all shards of a server at once, and blocks the server for as long."""
     place = StoreKeys(_NAMESPACE).of_shard
     with server.client() as client:
         for shard in shards.ALL_SHARDS:
@@ -628,7 +628,7 @@ async def test_one_script_forgets_few_of_thousands_of_keys(
 async def test_expired_leases_of_large_jobs_are_ended_a_few_at_a_time(
     server: Server, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The inputs of hundreds do not come in time together, and nobody needs to decode them."""
+    """The inputs of hundreds take longer than the time limit, and need not be decoded."""
     await store.put_tenant(ACME, Tenant(max_concurrent_runs=60))
     for _ in range(60):
         await start(store)
@@ -682,7 +682,7 @@ async def test_a_tenant_that_is_deleted_while_tenants_are_listed_is_left_out(
 async def test_a_token_that_is_given_back_late_leaves_nothing_for_ever(
     server: Server, store: RedisStore
 ) -> None:
-    """The limit got its rate after the token was taken, or nobody has used the rate for long."""
+    """The limit got its rate after the token was taken, or the rate was not used for long."""
     await store.take_tokens(TokenPool("llm", None, 5, None), ["token"], ttl_ms=60_000)
     rated = TokenPool("llm", None, 5, 2.0)
     assert await store.release_tokens(rated, ["token"], is_unused=True) == 1

@@ -52,8 +52,8 @@ _LOG_PRAGMAS: Final = (
     # On macOS only this sync reaches the disk.
     "PRAGMA fullfsync = ON",
     # The store's checkpointer copies the log from 4,000 pages (16 MiB) on. Then the writer copies
-    # the rest, so that the log begins anew. More at a time would be fewer double writes, but a
-    # larger file.
+    # the rest, and SQLite overwrites the log from its start. A higher limit would write fewer pages
+    # twice, but the log would be larger.
     "PRAGMA wal_autocheckpoint = 5000",
     "PRAGMA journal_size_limit = 67108864",
 )

@@ -24,8 +24,8 @@ from stanchion.core.model import SHARDS, Instant, RunId, TenantId, shard_of_run,
 from stanchion.ports.records import DeadLetter, Drift, Page, SlotAudit
 
 _KEYS_FORGOTTEN_MAX: Final = 100
-"""Expired keys of a shard that one script removes: for those of 64 shards everybody waits some
-milliseconds."""
+"""Expired keys of a shard that one script removes: the scripts of 64 shards block the server for
+some milliseconds."""
 _FORGETS_MAX: Final = 10
 """Such scripts in one purge. Admissions remove a few keys as well."""
 

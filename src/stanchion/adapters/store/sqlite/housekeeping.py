@@ -171,8 +171,8 @@ class Purged(NamedTuple):
 def purge_some(db: Database, *, finished_before: Instant, limit: int) -> Purged:
     """A step of ``ports.store.Housekeeping.purge``: removes at most ``limit`` runs.
 
-    Of the last one only a part of its jobs and history may be removed. Nobody needs these of a run
-    that is past its retention, and the next step, also of a later purge, goes on with it.
+    Of the last run, only a part of the jobs and of the history may be removed: the run is past its
+    retention. The next step removes the rest, also if it belongs to a later purge.
     """
     rows = db.every(SQL["old_runs"], before=finished_before, limit=limit)
     left = _PURGED_AT_ONCE
