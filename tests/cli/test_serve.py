@@ -36,6 +36,7 @@ def served(tmp_path: Path, *flags: str, **environment: str) -> Iterator[subproce
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        umask=0o022,  # files are for others to read, unless the server says otherwise
     )
     try:
         yield process
@@ -178,22 +179,9 @@ def test_the_data_directory_and_its_files_are_for_their_owner_only(tmp_path: Pat
     data = tmp_path / "data"
     data.mkdir(mode=0o755)
     (data / "stanchion.db").touch(mode=0o644)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stanchion", "serve", "--port", "0", "--data-dir", str(data)],
-        env=plain_environment(),
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        umask=0o022,
-    )
-    try:
+    with served(data) as process:
         ready(process)
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in data.iterdir()}
-    finally:
-        process.kill()
-        process.communicate()
     assert {"stanchion.db", "stanchion.db-wal", "stanchion.db-shm"} <= modes.keys()
     assert set(modes.values()) == {0o600}, modes
     assert stat.S_IMODE(data.stat().st_mode) == 0o700
@@ -203,21 +191,9 @@ def test_a_directory_with_files_of_others_keeps_its_mode(tmp_path: Path) -> None
     data = tmp_path / "shared"
     data.mkdir(mode=0o755)
     (data / "notes.txt").touch()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stanchion", "serve", "--port", "0", "--data-dir", str(data)],
-        env=plain_environment(),
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with served(data) as process:
         assert process.stderr is not None
         assert json.loads(process.stderr.readline())["event"] == "data_dir_not_private"
-    finally:
-        process.kill()
-        process.communicate()
     assert stat.S_IMODE(data.stat().st_mode) == 0o755
 
 
@@ -227,23 +203,10 @@ def test_what_only_begins_with_the_name_of_the_database_keeps_its_mode(tmp_path:
     (tmp_path / "stanchion.md").touch(mode=0o644)
     for name in ("stanchion", "stanchion-wal"):
         (tmp_path / name).touch(mode=0o644)
-    command = [sys.executable, "-m", "stanchion", "serve", "--port", "0"]
-    process = subprocess.Popen(
-        [*command, "--store", "sqlite:stanchion", "--data-dir", str(tmp_path / "data")],
-        env=plain_environment(),
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        umask=0o022,
-    )
-    try:
+    data = str(tmp_path / "data")
+    with served(tmp_path, "--store", "sqlite:stanchion", "--data-dir", data) as process:
         ready(process)
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
-    finally:
-        process.kill()
-        process.communicate()
     assert (modes["stanchion-source"], modes["stanchion.md"]) == (0o755, 0o644)
     assert (modes["stanchion"], modes["stanchion-wal"]) == (0o600, 0o600)
 
@@ -251,20 +214,7 @@ def test_what_only_begins_with_the_name_of_the_database_keeps_its_mode(tmp_path:
 def test_a_directory_beside_the_database_stays_open(tmp_path: Path) -> None:
     data = tmp_path / "data"
     (data / "stanchion.db.backups").mkdir(mode=0o755, parents=True)
-    command = [sys.executable, "-m", "stanchion", "serve", "--port", "0"]
-    process = subprocess.Popen(
-        [*command, "--data-dir", str(data)],
-        env=plain_environment(),
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with served(data) as process:
         ready(process)
-    finally:
-        process.kill()
-        process.communicate()
     assert stat.S_IMODE((data / "stanchion.db.backups").stat().st_mode) == 0o755
     assert stat.S_IMODE(data.stat().st_mode) == 0o700
