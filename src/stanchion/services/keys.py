@@ -39,6 +39,7 @@ from stanchion.ports.entropy import Entropy
 from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.ports.records import Document, Page
 from stanchion.ports.store import Documents
+from stanchion.services.limiter import retrieve
 from stanchion.services.log import log_event
 from stanchion.wire.admin import Role
 from stanchion.wire.identifiers import ALL_TENANTS
@@ -395,16 +396,12 @@ class Keys:
         asking: asyncio.Task[_Answer] | None = self._asking.get(name)
         if asking is None:
             asking = self._asking[name] = asyncio.create_task(ask())
-            asking.add_done_callback(lambda done: self._asked(name, done))
+            asking.add_done_callback(lambda _: self._asking.pop(name))
+            asking.add_done_callback(retrieve)
         return asking
 
     def _looked_up(self, _: asyncio.Task[Any]) -> None:
         self._lookups -= 1
-
-    def _asked(self, name: str, asking: asyncio.Task[Any]) -> None:
-        del self._asking[name]
-        if not asking.cancelled():
-            asking.exception()  # retrieved, so that asyncio does not log it as never awaited
 
     def _note_use(self, key_id: str, record: ApiKeyRecord, now: Instant) -> None:
         """Have the time of this use written in the background, unless a recent one was."""

@@ -30,6 +30,7 @@ from stanchion.ports.errors import BackendError, BackendUnavailable
 from stanchion.ports.records import Document
 from stanchion.ports.store import Documents
 from stanchion.services.keys import ADMIN_HOLDER, KeyHolder, Keys, TooManyLookups
+from stanchion.services.limiter import retrieve
 
 SESSION_MS: Final = 12 * 60 * 60 * 1000
 _BELIEVED_MS: Final = 1_500
@@ -162,7 +163,8 @@ class Sessions:
             if not is_known and len(self._looking) >= _LOOKUPS_MAX:
                 raise TooManyLookups("too many unknown sessions are being looked up")
             looking = self._looking[session_id] = asyncio.create_task(self._read(session_id))
-            looking.add_done_callback(lambda done: self._looked_up(session_id, done))
+            looking.add_done_callback(lambda _: self._looking.pop(session_id))
+            looking.add_done_callback(retrieve)
         # Shielded: a cancelled request must not cancel the shared read.
         return await asyncio.shield(looking)
 
@@ -172,11 +174,6 @@ class Sessions:
         record = None if document is None else _readable(document)
         self._remember(session_id, record, now)
         return record
-
-    def _looked_up(self, session_id: str, looking: asyncio.Task[SessionRecord | None]) -> None:
-        del self._looking[session_id]
-        if not looking.cancelled():
-            looking.exception()  # retrieved, so that asyncio does not log it as never awaited
 
     def _remember(self, session_id: str, record: SessionRecord | None, now: Moment) -> None:
         known = self._known.get(session_id) or self._unknown.get(session_id)
